@@ -1,0 +1,55 @@
+# Every target sets up what it needs: the virtual environment and the installation are made once, and again only when
+# pyproject.toml or constraints.txt change.
+#
+#   make pretrain                    the quickstart: a simulated cohort, a tiny model, about two minutes on two CPU cores
+#   make pretrain DATA=FOLDER        the same on a folder of PhysioNet 2021 recordings
+#   make test | lint                 the tests | ruff, mypy and the import contracts
+
+PYTHON ?= python3
+VENV ?= .venv
+DATA ?=
+
+.PHONY: help setup pretrain test lint
+.DEFAULT_GOAL := help
+
+INSTALLED := $(VENV)/.installed
+BIN := $(abspath $(VENV))/bin
+export PATH := $(BIN):$(PATH)
+
+ifeq ($(DATA),)
+RECORDINGS := datasets/simulated-wfdb
+NAME := simulated
+else
+RECORDINGS := $(DATA)
+NAME := $(notdir $(abspath $(DATA)))
+endif
+RUN := runs/quickstart-$(NAME)-$(shell date +%Y%m%d-%H%M%S)
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+setup: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+pretrain: $(INSTALLED)
+ifeq ($(DATA),)
+	ecg-data synth $(RECORDINGS) --patients 120
+endif
+	ecg-data build physionet2021 $(RECORDINGS) datasets/$(NAME)
+	deepspeed --quiet --num_gpus 1 engine/pretrain.py --config configs/quickstart.yaml data.path=datasets/$(NAME) output_dir=$(RUN)
+	@echo
+	@echo "Look at $(RUN)/loss.png. To train the paper's model on these crops:"
+	@echo "  $(VENV)/bin/deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=datasets/$(NAME)"
+
+test: $(INSTALLED)
+	python -m pytest
+
+lint: $(INSTALLED)
+	ruff check .
+	ruff format --check .
+	mypy
+	lint-imports

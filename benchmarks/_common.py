@@ -1,0 +1,114 @@
+"""What all benchmarks share: the machine and the versions, the spread of repeats, tables and JSON files."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# The distributions whose versions matter to a figure; those not installed are left out.
+_DISTRIBUTIONS = (
+    "ecg-engine", "torch", "deepspeed", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "webdataset", "numpy", "pyarrow", "zarr",
+)  # fmt: skip
+
+
+def environment() -> dict[str, Any]:
+    """The hardware, the versions and the commit, without anything that names the machine or its user."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": _num_cores(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+        "cuda": torch.version.cuda,
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "versions": _versions(),
+        "commit": _commit(),
+        # What else the machine was doing: processes running or waiting, mean of the last minute.
+        "load_at_start": round(os.getloadavg()[0], 2),
+    }
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range of the repeats of one measurement."""
+    return {"min": min(values), "median": statistics.median(values), "max": max(values), "n": len(values)}
+
+
+def write_json(
+    path: Path, name: str, config: Mapping[str, Any], environment: Mapping[str, Any], figures: Mapping[str, Any]
+) -> None:
+    """Writes a result: the benchmark's name, its options, where it ran, and its figures."""
+    content = {"benchmark": name, "config": config, "environment": environment, "figures": figures}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+
+
+def print_environment(environment: Mapping[str, Any]) -> None:
+    """Prints the environment in two lines."""
+    gpus = ", ".join(environment["gpus"]) or "no GPU"
+    print(f"{environment['cpu']}, {environment['cores']} cores, {environment['memory_gib']} GiB, {gpus}")
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    print(f"Python {environment['python']}, {versions}; commit {environment['commit'] or 'unknown'}\n")
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Prints a table: text to the left, numbers to the right, thousands apart."""
+    cells = [list(headers), *([_format(value) for value in row] for row in rows)]
+    widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
+    is_number = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(headers))]
+    for row in cells:
+        print(
+            "  ".join(
+                cell.rjust(width) if right else cell.ljust(width)
+                for cell, width, right in zip(row, widths, is_number, strict=True)
+            ).rstrip()
+        )
+
+
+def _format(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+def _commit() -> str | None:
+    """The commit of the checkout, with a + if files differ from it; None outside a repository."""
+    folder = Path(__file__).parent
+    try:
+        commit, changes = (
+            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return commit + "+" * bool(changes)

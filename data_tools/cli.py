@@ -1,0 +1,239 @@
+"""``ecg-data``: simulate, build, verify, describe and draw datasets.
+
+What a command needs is imported when it runs: the command line must answer at once.
+"""
+
+import argparse
+import errno
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+_EXIT_PROBLEMS = 1
+_EXIT_USAGE = 2
+_EXIT_INTERRUPTED = 128 + signal.SIGINT
+
+_Handler = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        _print_error(f"{message}; see `{self.prog} --help`")
+        sys.exit(_EXIT_USAGE)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Returns:
+        0 if all was done, 1 if ``verify`` found problems, 2 for a mistake of the user's or a disk that is full.
+    """
+    options = _make_parser().parse_args(arguments)
+    handler: _Handler = options.handler
+    # A job scheduler ends a build in the same way as Ctrl-C.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return handler(options)
+    except (ValueError, RuntimeError) as error:
+        _print_error(" ".join(str(error).split()))
+        return _EXIT_USAGE
+    except BrokenPipeError:  # as in `ecg-data info DATASET | head`
+        sys.stdout = None  # or Python would complain on exit
+        return 0
+    except OSError as error:
+        _print_error(_describe_os_error(error, options))
+        return _EXIT_USAGE
+    except KeyboardInterrupt:
+        again = "; run the same command again to go on" if options.command in {"build", "synth"} else ""
+        _print_error(f"interrupted{again}")
+        return _EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="ecg-data", description="Datasets of 12-lead ECGs: simulate, build, verify, describe, draw.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_synth(commands)
+    _add_build(commands)
+    _add_verify(commands)
+    _add_info(commands)
+    _add_plot(commands)
+    return parser
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[_Parser]", name: str, handler: _Handler, description: str, example: str
+) -> _Parser:
+    command = commands.add_parser(
+        name,
+        help=description[0].lower() + description[1:].partition(".")[0],
+        description=description,
+        epilog=f"example: {example}",
+    )
+    command.set_defaults(handler=handler)
+    return command
+
+
+def _add_synth(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = _add_command(
+        commands,
+        "synth",
+        _synth,
+        "Write a cohort of simulated patients as WFDB files in the layout of PhysioNet 2021.",
+        "ecg-data synth datasets/cohort --patients 200",
+    )
+    command.add_argument("out", metavar="OUT", type=Path, help="folder for the cohort")
+    command.add_argument("--patients", type=int, default=100, metavar="N", help="number of patients (default: 100)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other patients (default: 0)")
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+
+
+def _synth(options: argparse.Namespace) -> int:
+    from data_tools.synthetic import write_cohort
+
+    summary = write_cohort(options.out, options.patients, options.seed, options.workers)
+    done = "holds already" if summary.already_complete else "wrote"
+    hours = summary.num_seconds / 3600
+    _print(f"{summary.path}: {done} {summary.num_recordings} recordings of {summary.num_patients} patients, {hours:.2f} hours")
+    return 0
+
+
+def _add_build(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = _add_command(
+        commands,
+        "build",
+        _build,
+        "Build a dataset of shards from recordings. Stopped at any time, the same command goes on where it stopped."
+        " While it builds, it needs twice the size of the dataset on disk: 240 kB per 10 s of ECG.",
+        "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
+    )
+    command.add_argument("source", metavar="SOURCE", help="the corpus; known: physionet2021")
+    command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folders with recordings, at any depth")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
+    command.add_argument("--format", choices=["tar"], default="tar", help="of the shards (default: tar)")
+    command.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="use the workers of this Dask scheduler, on shared storage")
+    command.add_argument("--limit", type=int, metavar="N", help="use the first N recordings only")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="of the split and the shuffle (default: 0)")
+    command.add_argument("--crops-per-shard", type=int, default=2000, metavar="N", help="default: 2000, that is 240 MB")
+    command.add_argument(
+        "--valid-fraction", type=float, default=0.05, metavar="F", help="of the patients, for validation (default: 0.05)"
+    )
+
+
+def _build(options: argparse.Namespace) -> int:
+    from data_tools.build import BuildOptions, build_dataset
+
+    if options.workers is not None and options.scheduler is not None:
+        raise ValueError("--workers and --scheduler exclude each other; a scheduler has its own workers")
+    what = BuildOptions(
+        source=options.source,
+        inputs=tuple(options.inputs),
+        limit=options.limit,
+        seed=options.seed,
+        crops_per_shard=options.crops_per_shard,
+        valid_fraction=options.valid_fraction,
+    )
+    summary = build_dataset(what, options.out, num_workers=options.workers, scheduler=options.scheduler)
+    if summary.was_finished:
+        _print("already built with these options; nothing to do")
+    _print(str(summary))
+    return 0
+
+
+def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = _add_command(
+        commands,
+        "verify",
+        _verify,
+        "Verify a dataset: every hash, count and shape. Lists what is wrong, and then exits with status 1.",
+        "ecg-data verify datasets/two",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=Path)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from data_tools.shards.dataset import Dataset
+    from data_tools.shards.verify import verify_dataset
+
+    if not options.dataset.is_dir():
+        raise ValueError(f"{options.dataset}: no such folder; give that of a dataset")
+    num_problems = 0
+    for problem in verify_dataset(options.dataset):
+        _print(problem)
+        num_problems += 1
+    if num_problems:
+        _print(f"{options.dataset}: {num_problems} problems")
+        return _EXIT_PROBLEMS
+    manifest = Dataset.open(options.dataset).manifest
+    num_crops = sum(counts.crops for counts in manifest.counts.values())
+    _print(f"{options.dataset}: all is well ({num_crops} crops in {len(manifest.shards)} shards)")
+    return 0
+
+
+def _add_info(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = _add_command(
+        commands,
+        "info",
+        _info,
+        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejects by reason.",
+        "ecg-data info datasets/two",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=Path)
+
+
+def _info(options: argparse.Namespace) -> int:
+    from data_tools.info import describe_dataset
+    from data_tools.shards.dataset import Dataset
+
+    for line in describe_dataset(Dataset.open(options.dataset)):
+        _print(line)
+    return 0
+
+
+def _add_plot(commands: "argparse._SubParsersAction[_Parser]") -> None:
+    command = _add_command(
+        commands,
+        "plot",
+        _plot,
+        "Draw a crop on ECG paper.",
+        "ecg-data plot datasets/two georgia-E07500-0 --out E07500.png",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument("key", metavar="KEY", help="of the crop, as in samples.parquet")
+    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="the picture, such as FIG.png")
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from data_tools.plot import plot_crop
+    from data_tools.shards.dataset import Dataset
+
+    signal, metadata = Dataset.open(options.dataset).read_crop(options.key)
+    plot_crop(signal, metadata, options.out)
+    _print(f"{options.out}: {options.key}")
+    return 0
+
+
+def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
+    where = error.filename or getattr(options, "out", None) or options.dataset
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        kept = "; what is finished is kept: free space and run the same command again" if options.command == "build" else ""
+        return f"{where}: the disk is full{kept}"
+    return f"{where}: {error.strerror or error}"
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def _print_error(message: str) -> None:
+    sys.stderr.write(f"ecg-data: {message}\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

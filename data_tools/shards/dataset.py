@@ -1,0 +1,190 @@
+"""Reading a dataset folder."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data_tools.shards.manifest import (
+    REJECTED_FILE,
+    SAMPLES_FILE,
+    DatasetError,
+    FileInfo,
+    Manifest,
+    ShardInfo,
+    read_manifest,
+)
+from data_tools.shards.tar import read_signal
+
+_READ_BYTES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A dataset folder whose files are all there and have the right sizes.
+
+    Attributes:
+        path: the folder.
+        manifest: what it holds.
+    """
+
+    path: Path
+    manifest: Manifest
+
+    @classmethod
+    def open(cls, path: str | Path) -> "Dataset":
+        """Opens a dataset after a check that takes milliseconds; :meth:`verify_shards` reads the content too.
+
+        Raises:
+            DatasetError: no dataset, a newer format version, or a file that is missing, of the wrong size or listed twice.
+        """
+        folder = Path(path)
+        manifest = read_manifest(folder)
+        problems = find_listing_problems(folder, manifest)
+        if problems:
+            more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            raise DatasetError(f"{folder}: {problems[0]}{more}; see `ecg-data verify {folder}`")
+        return cls(folder, manifest)
+
+    @property
+    def fingerprint(self) -> str:
+        """Identifies the content and its order; equal for equal builds wherever they lie."""
+        return self.manifest.fingerprint
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits, in the order of the table."""
+        return tuple(self.manifest.counts)
+
+    def samples(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The rows of a split, in the order of its shards and of the crops in them.
+
+        Args:
+            split: one of :attr:`splits`.
+            columns: names of the columns wanted; None for all.
+
+        Raises:
+            DatasetError: an unknown split, or a table that cannot be read.
+        """
+        self._check_split(split)
+        names = self.splits
+        start = sum(self.manifest.counts[name].crops for name in names[: names.index(split)])
+        return self._read_table(SAMPLES_FILE, columns).slice(start, self.manifest.counts[split].crops)
+
+    def rejected(self) -> pa.Table:
+        """The inputs that were not used, or only in part."""
+        return self._read_table(REJECTED_FILE, None)
+
+    def shards(self, split: str) -> tuple[ShardInfo, ...]:
+        """The shards of a split, in order.
+
+        Raises:
+            DatasetError: an unknown split.
+        """
+        self._check_split(split)
+        return tuple(shard for shard in self.manifest.shards if shard.split == split)
+
+    def read_crop(self, key: str) -> tuple[NDArray[np.int16], dict[str, Any]]:
+        """Reads one crop by its key.
+
+        Returns:
+            int16 uV [12, 5000], and its row of samples.parquet.
+
+        Raises:
+            DatasetError: no such key, or a shard that does not hold it where the table says.
+        """
+        table = self._read_table(SAMPLES_FILE, ["key"])
+        position = pc.index(table["key"], key).as_py()
+        if position < 0:
+            example = f", such as {table['key'][0]}" if len(table) else ""
+            raise DatasetError(f"{self.path}: no crop '{key}'; keys are in {SAMPLES_FILE}{example}")
+        row: dict[str, Any] = self._read_table(SAMPLES_FILE, None).slice(position, 1).to_pylist()[0]
+        shard = next((shard for shard in self.manifest.shards if Path(shard.file).name == row["shard"]), None)
+        if shard is None:
+            raise DatasetError(f"{self.path}: crop '{key}' lies in {row['shard']}, which the manifest does not list")
+        try:
+            return read_signal(self.path / shard.file, row["offset"]), row
+        except ValueError as error:
+            raise DatasetError(f"{error}; see `ecg-data verify {self.path}`") from None
+
+    def verify_shards(self, shards: Iterable[ShardInfo] | None = None) -> list[str]:
+        """Compares size and SHA-256 of shards with the manifest; reads every byte.
+
+        Args:
+            shards: those to read; None for all. Ranks may share them out.
+
+        Returns:
+            The problems, a line each; empty if all is well.
+        """
+        chosen = self.manifest.shards if shards is None else shards
+        problems = (check_file(self.path, shard.file, shard, content=True) for shard in chosen)
+        return [problem for problem in problems if problem is not None]
+
+    def _check_split(self, split: str) -> None:
+        if split not in self.manifest.counts:
+            raise DatasetError(f"{self.path}: no split '{split}'; there are {', '.join(self.splits)}")
+
+    def _read_table(self, file: str, columns: Sequence[str] | None) -> pa.Table:
+        try:
+            return pq.read_table(self.path / file, columns=None if columns is None else list(columns))
+        except (OSError, pa.ArrowException) as error:
+            reason = " ".join(str(error).split())
+            raise DatasetError(f"{self.path / file}: cannot be read ({reason}); build the dataset again") from None
+
+
+def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
+    """What is wrong with a dataset as far as names and sizes of files tell, a line each."""
+    problems = []
+    listed = Counter(name for shard in manifest.shards for name in (shard.file, shard.index.file))
+    problems += [f"{name}: listed {times} times in the manifest" for name, times in listed.items() if times > 1]
+    files: dict[str, FileInfo] = {}
+    for shard in manifest.shards:
+        if shard.split not in manifest.counts:
+            problems.append(f"{shard.file}: of split '{shard.split}', which the manifest does not count")
+        files.setdefault(shard.file, shard)
+        files.setdefault(shard.index.file, shard.index)
+    for table in (SAMPLES_FILE, REJECTED_FILE):
+        if table in manifest.tables:
+            files[table] = manifest.tables[table]
+        else:
+            problems.append(f"{table}: not listed in the manifest")
+    problems += [problem for name, info in files.items() if (problem := check_file(folder, name, info, content=False))]
+    for split, counts in manifest.counts.items():
+        in_shards = sum(shard.count for shard in manifest.shards if shard.split == split)
+        if in_shards != counts.crops:
+            problems.append(f"split '{split}': {counts.crops} crops counted, {in_shards} in its shards")
+    return problems
+
+
+def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str | None:
+    """What is wrong with a file of a dataset: it is missing, or its size or (with ``content``) its SHA-256 differs."""
+    path = folder / name
+    try:
+        size = path.stat().st_size
+        if size != info.size:
+            return f"{name}: {size} bytes instead of {info.size}"
+        if content and hash_file(path) != info.sha256:
+            return f"{name}: content changed (SHA-256 differs from the manifest)"
+    except FileNotFoundError:
+        return f"{name}: missing"
+    except OSError as error:
+        return f"{name}: cannot be read ({error.strerror})"
+    return None
+
+
+def hash_file(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+    return digest.hexdigest()

@@ -1,0 +1,141 @@
+"""manifest.json: what a dataset holds, how it was built, and the hash of every file."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from data_tools.files import atomic_write
+from data_tools.leads import LEADS
+from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
+
+FORMAT: Final = "ecg-engine-dataset"
+FORMAT_VERSION: Final = 1
+MANIFEST_FILE = "manifest.json"
+SAMPLES_FILE = "samples.parquet"
+REJECTED_FILE = "rejected.parquet"
+SHARDS_FOLDER = "shards"
+
+_Count = Annotated[int, Field(ge=0)]
+_Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+
+
+class DatasetError(ValueError):
+    """A dataset cannot be used; the message is one line that says why, and what to do."""
+
+
+class _Part(BaseModel):
+    # A later minor version may add fields; this one reads past them.
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class SplitCounts(_Part):
+    """What one split holds; ``complete_crops`` have 10 s of signal, ``segments`` counts whole 5-s segments."""
+
+    recordings: _Count
+    patients: _Count
+    crops: _Count
+    complete_crops: _Count
+    segments: _Count
+
+
+class FileInfo(_Part):
+    """Size in bytes and SHA-256 of a file."""
+
+    size: _Count
+    sha256: _Sha256
+
+
+class IndexInfo(FileInfo):
+    """The index of a shard; ``file`` is relative to the dataset."""
+
+    file: str
+
+
+class ShardInfo(FileInfo):
+    """One shard; ``file`` is relative to the dataset (``shards/pretrain-000000.tar``), ``count`` its crops."""
+
+    split: str
+    file: str
+    count: _Count
+    index: IndexInfo
+
+
+class BuildInfo(_Part):
+    """How a dataset was built."""
+
+    tool_version: str
+    source: str
+    options: dict[str, Any]
+
+
+class Manifest(_Part):
+    """The content of manifest.json."""
+
+    format: Literal["ecg-engine-dataset"] = FORMAT
+    format_version: Literal[1] = FORMAT_VERSION
+    sampling_rate: Literal[500] = SAMPLING_RATE
+    leads: tuple[str, ...] = LEADS
+    unit: Literal["uV"] = "uV"
+    dtype: Literal["int16"] = "int16"
+    crop_samples: Literal[5000] = CROP_SAMPLES
+    segment_samples: Literal[2500] = SEGMENT_SAMPLES
+    encoding: Literal["tar"] = "tar"
+    counts: dict[str, SplitCounts]
+    shards: tuple[ShardInfo, ...]
+    tables: dict[str, FileInfo]
+    build: BuildInfo
+    fingerprint: _Sha256
+
+    def compute_fingerprint(self) -> str:
+        """SHA-256 over the format and the hash of every shard, in order: equal for equal content in equal order."""
+        fields = self.model_dump(
+            mode="json", include={"format", "format_version", "sampling_rate", "leads", "unit", "dtype", "encoding"}
+        )
+        fields["shards"] = [[shard.split, shard.file, shard.count, shard.sha256] for shard in self.shards]
+        return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes manifest.json; the last file of a build, so that a dataset that has one is whole."""
+    with atomic_write(folder / MANIFEST_FILE) as file:
+        file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode() + b"\n")
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Reads and checks manifest.json.
+
+    Raises:
+        DatasetError: not there, of a newer format version, or not in order.
+    """
+    path = folder / MANIFEST_FILE
+    if not folder.is_dir():
+        raise DatasetError(f"{folder}: no such folder; build a dataset with `ecg-data build`")
+    try:
+        content = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise DatasetError(f"{folder}: no dataset here ({MANIFEST_FILE} is missing); its build may not be finished") from None
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path}: cannot be read ({_one_line(error)}); build the dataset again") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise DatasetError(f"{path}: not the manifest of a dataset of format '{FORMAT}'")
+    version = content.get("format_version")
+    if isinstance(version, int) and version > FORMAT_VERSION:
+        raise DatasetError(
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest read here; update ecg-engine"
+        )
+    try:
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DatasetError(f"{path}: field '{place}' is not in order ({first['msg']}); build the dataset again") from None
+    if manifest.leads != LEADS:
+        raise DatasetError(f"{path}: field 'leads' is {', '.join(manifest.leads)}; needed are {', '.join(LEADS)}")
+    return manifest
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,184 @@
+"""Tar shards: for each crop a member ``KEY.npy`` (the signal) and a member ``KEY.json`` (its metadata).
+
+Any webdataset reader opens them. Headers are fixed (ustar, time 0, owner 0), so the bytes depend on the crops alone. The
+index beside a shard is the one DALI reads: a line ``v1.2 N``, then for each crop ``extension offset size name`` of each
+of its members, where ``offset`` is that of the member's data.
+"""
+
+import hashlib
+import os
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.files import atomic_write
+from data_tools.leads import LEADS
+from data_tools.recording import CROP_SAMPLES
+
+NPY_HEADER_BYTES = 128
+SIGNAL_BYTES = len(LEADS) * CROP_SAMPLES * 2
+NPY_BYTES = NPY_HEADER_BYTES + SIGNAL_BYTES
+
+INDEX_SUFFIX = ".idx"
+_INDEX_VERSION = "v1.2"
+_NPY_TEXT = f"{{'descr': '<i2', 'fortran_order': False, 'shape': ({len(LEADS)}, {CROP_SAMPLES}), }}"
+NPY_HEADER = (
+    b"\x93NUMPY\x01\x00"
+    + (NPY_HEADER_BYTES - 10).to_bytes(2, "little")
+    + (_NPY_TEXT.encode().ljust(NPY_HEADER_BYTES - 11) + b"\n")
+)
+_BLOCK = tarfile.BLOCKSIZE
+
+
+@dataclass(frozen=True)
+class WrittenFile:
+    """A file that has been written: its size in bytes and its SHA-256 in hex."""
+
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TarMember:
+    """A member of a shard: name, extension, and where its data lie in the file."""
+
+    name: str
+    offset: int
+    size: int
+
+    @property
+    def key(self) -> str:
+        """The crop's key: the name up to the first dot, as webdataset splits it."""
+        return self.name.partition(".")[0]
+
+    @property
+    def extension(self) -> str:
+        """The name after the first dot."""
+        return self.name.partition(".")[2]
+
+
+class ShardWriter:
+    """Writes one tar shard and its index; both get their names in :meth:`close` only.
+
+    Attributes:
+        offsets: byte offset of each crop's ``.npy`` data, in the order added.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._hash = hashlib.sha256()
+        self._position = 0
+        self._members: list[TarMember] = []
+        self.offsets: list[int] = []
+
+    def add(self, key: str, signal: bytes | memoryview, metadata: bytes) -> None:
+        """Adds a crop.
+
+        Args:
+            key: unique in the dataset, without dots or slashes, at most 90 characters.
+            signal: the SIGNAL_BYTES bytes of a C-ordered little-endian int16 [12, 5000].
+            metadata: JSON.
+        """
+        assert len(signal) == SIGNAL_BYTES, f"a crop has {SIGNAL_BYTES} bytes, got {len(signal)}"
+        assert "." not in key and "/" not in key and len(key) <= 90, f"not a key: {key}"  # noqa: PT018
+        self.offsets.append(self._add_member(f"{key}.npy", NPY_HEADER, signal))
+        self._add_member(f"{key}.json", metadata)
+
+    def _add_member(self, name: str, *parts: bytes | memoryview) -> int:
+        info = tarfile.TarInfo(name)
+        info.size = sum(map(len, parts))
+        info.mode = 0o644
+        self._write(info.tobuf(tarfile.USTAR_FORMAT))
+        offset = self._position
+        for part in parts:
+            self._write(part)
+        self._write(bytes(-self._position % _BLOCK))
+        self._members.append(TarMember(name, offset, info.size))
+        return offset
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self._file.write(data)
+        self._hash.update(data)
+        self._position += len(data)
+
+    def finish(self) -> WrittenFile:
+        """Writes the end of the archive; nothing can be added after it."""
+        self._write(bytes(2 * _BLOCK))
+        self._write(bytes(-self._position % tarfile.RECORDSIZE))
+        return WrittenFile(self._position, self._hash.hexdigest())
+
+    def index(self) -> bytes:
+        """The text of the index of what has been written."""
+        lines = [f"{_INDEX_VERSION} {len(self.offsets)}"]
+        for npy, json in zip(self._members[::2], self._members[1::2], strict=True):
+            lines.append(" ".join(f"{member.extension} {member.offset} {member.size} {member.name}" for member in (npy, json)))
+        return ("\n".join(lines) + "\n").encode()
+
+
+def write_index(path: Path, content: bytes) -> WrittenFile:
+    """Writes an index atomically."""
+    with atomic_write(path) as file:
+        file.write(content)
+    return WrittenFile(len(content), hashlib.sha256(content).hexdigest())
+
+
+def read_members(path: Path) -> Iterator[TarMember]:
+    """Walks through the members of a shard from its headers, without its index.
+
+    Raises:
+        tarfile.TarError: not a tar file, or a broken one.
+    """
+    with tarfile.open(path, "r:") as archive:
+        for info in archive:
+            yield TarMember(info.name, info.offset_data, info.size)
+
+
+def read_index(path: Path) -> list[tuple[TarMember, ...]]:
+    """Reads an index: the members of each crop.
+
+    Raises:
+        ValueError: not an index of this version, or a broken one.
+    """
+    lines = path.read_text(encoding="utf-8").splitlines()
+    version, _, count = (lines[0] if lines else "").partition(" ")
+    if version != _INDEX_VERSION or count != str(len(lines) - 1):
+        raise ValueError(f"{path}: not a {_INDEX_VERSION} index of {len(lines) - 1} crops: {lines[:1]}")
+    crops = []
+    for line in lines[1:]:
+        fields = line.split(" ")
+        if len(fields) % 4:
+            raise ValueError(f"{path}: broken line '{line}'")
+        quadruples = (fields[i : i + 4] for i in range(0, len(fields), 4))
+        crops.append(tuple(TarMember(name, int(offset), int(size)) for _, offset, size, name in quadruples))
+    return crops
+
+
+def read_signal(path: Path, offset: int) -> NDArray[np.int16]:
+    """Reads one crop from a shard.
+
+    Args:
+        path: the tar file.
+        offset: of the ``.npy`` member's data, as in samples.parquet.
+
+    Returns:
+        int16 uV [12, 5000].
+
+    Raises:
+        ValueError: there is no crop at this place.
+    """
+    with path.open("rb", buffering=0) as file:
+        data = os.pread(file.fileno(), NPY_BYTES, offset)
+    return parse_npy(data, f"{path} at byte {offset}")
+
+
+def parse_npy(data: bytes, where: str) -> NDArray[np.int16]:
+    """The signal int16 [12, 5000] in the bytes of a ``.npy`` member; ValueError naming ``where`` if they hold none."""
+    if len(data) != NPY_BYTES or data[:NPY_HEADER_BYTES] != NPY_HEADER:
+        raise ValueError(f"{where}: no int16 signal of shape ({len(LEADS)}, {CROP_SAMPLES})")
+    signal = np.frombuffer(data, dtype="<i2", offset=NPY_HEADER_BYTES).reshape(len(LEADS), CROP_SAMPLES)
+    return signal.astype(np.int16)

@@ -1,0 +1,143 @@
+"""Sampling rate, lead order, crops, millivolt <-> int16 microvolt.
+
+Shapes: C leads of the recording, T samples.
+"""
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.leads import LEADS
+from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES, Recording
+
+MICROVOLT_MAX = 32767
+MICROVOLT_MIN = -32768
+BLOCK_CROPS = 30  # a block is 5 minutes: some 60 MB while it is worked on
+
+# scipy.signal.resample_poly's filter reaches this many samples of the slower of the two rates to each side.
+_FILTER_REACH = 10
+_MAX_DENOMINATOR = 10_000
+
+
+def resampling_ratio(sampling_rate: float) -> Fraction:
+    """500 Hz over a sampling rate, as a ratio of whole numbers (exact for any rate that is one below 10 kHz).
+
+    Raises:
+        ValueError: a rate that is not positive and finite.
+    """
+    if not (np.isfinite(sampling_rate) and sampling_rate > 0):
+        raise ValueError(f"a sampling rate must be positive and finite, got {sampling_rate} Hz")
+    inverse = (Fraction(sampling_rate) / SAMPLING_RATE).limit_denominator(_MAX_DENOMINATOR)
+    if inverse == 0:
+        raise ValueError(f"a sampling rate of {sampling_rate} Hz is too low to resample to {SAMPLING_RATE} Hz")
+    return 1 / inverse
+
+
+def resampled_length(num_samples: int, sampling_rate: float) -> int:
+    """Number of samples at 500 Hz of a recording of ``num_samples`` at ``sampling_rate``."""
+    return -int(-num_samples * resampling_ratio(sampling_rate) // 1)
+
+
+def read_resampled(recording: Recording, start: int, stop: int) -> NDArray[np.float32]:
+    """Reads a piece of a recording at 500 Hz.
+
+    The pieces fit together: whatever the borders, each sample is the same (to a rounding error) as if the whole recording
+    had been resampled at once (``scipy.signal.resample_poly``, a linear-phase filter; beyond its ends the signal is held).
+    A NaN makes every sample NaN that its filter reaches.
+
+    Args:
+        recording: any sampling rate.
+        start: first sample, at 500 Hz.
+        stop: one past the last, at most :func:`resampled_length`.
+
+    Returns:
+        float32 [C, stop - start] in mV.
+    """
+    ratio = resampling_ratio(recording.sampling_rate)
+    up, down = ratio.numerator, ratio.denominator
+    if up == down:
+        return recording.read(start, stop)
+    from scipy.signal import resample_poly  # here because it is slow to import and rarely needed
+
+    margin = -(-_FILTER_REACH * max(up, down) // up) + 1
+    # Reading must begin where a sample of the input and one of the output coincide: at a multiple of `down`.
+    first = max(0, (start * down // up - margin) // down * down)
+    last = min(recording.num_samples, -(-stop * down // up) + margin)
+    block = resample_poly(recording.read(first, last).astype(np.float64), up, down, axis=1, padtype="edge")
+    offset = first // down * up
+    piece: NDArray[np.float32] = block[:, start - offset : stop - offset].astype(np.float32)
+    return piece
+
+
+def order_leads(signal: NDArray[np.float32], leads: tuple[str, ...]) -> NDArray[np.float32]:
+    """Puts leads into the order of LEADS by their names; leads that are missing are zeros.
+
+    Args:
+        signal: [C, T].
+        leads: C names out of LEADS.
+
+    Returns:
+        [12, T]; the input itself if nothing had to be moved.
+    """
+    if leads == LEADS:
+        return signal
+    ordered = np.zeros((len(LEADS), signal.shape[1]), dtype=signal.dtype)
+    ordered[[LEADS.index(lead) for lead in leads]] = signal
+    return ordered
+
+
+def to_microvolts(signal: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.bool_] | None]:
+    """Rounds millivolts to whole microvolts (half to even).
+
+    Args:
+        signal: mV, any shape, no NaN.
+
+    Returns:
+        int16 uV of the same shape, and where the signal did not fit and was clipped (None if everything did).
+    """
+    microvolts = np.rint(signal * np.float32(1000))
+    clipped = None
+    if microvolts.size and (microvolts.max() > MICROVOLT_MAX or microvolts.min() < MICROVOLT_MIN):
+        clipped = (microvolts > MICROVOLT_MAX) | (microvolts < MICROVOLT_MIN)
+        microvolts = np.clip(microvolts, MICROVOLT_MIN, MICROVOLT_MAX)
+    return microvolts.astype(np.int16), clipped
+
+
+def to_millivolts(signal_uv: NDArray[np.int16]) -> NDArray[np.float32]:
+    """Microvolts to float32 millivolts, any shape; :func:`to_microvolts` gives them back exactly."""
+    return signal_uv.astype(np.float32) / np.float32(1000)
+
+
+def blocks(recording: Recording) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Reads a recording in blocks of whole crops.
+
+    Yields:
+        (start, signal): the first sample at 500 Hz and float32 [12, T] in mV in the order of LEADS; T is a multiple of
+        CROP_SAMPLES except in the last block.
+    """
+    num_samples = resampled_length(recording.num_samples, recording.sampling_rate)
+    for start in range(0, num_samples, BLOCK_CROPS * CROP_SAMPLES):
+        stop = min(start + BLOCK_CROPS * CROP_SAMPLES, num_samples)
+        yield start, order_leads(read_resampled(recording, start, stop), recording.leads)
+
+
+def crops(signal: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """Cuts a signal into consecutive 10-s crops and, of what is left, one shorter crop if it is at least 5 s long.
+
+    Args:
+        signal: [12, T].
+
+    Yields:
+        (start, crop): crop is a view [12, n], n = CROP_SAMPLES or SEGMENT_SAMPLES <= n < CROP_SAMPLES for the last.
+    """
+    for start in range(0, signal.shape[1] - SEGMENT_SAMPLES + 1, CROP_SAMPLES):
+        yield start, signal[:, start : start + CROP_SAMPLES]
+
+
+def pad_crop(crop: NDArray[np.int16]) -> NDArray[np.int16]:
+    """Pads a crop [12, n] with zeros at its end to [12, CROP_SAMPLES], contiguous."""
+    padded = np.zeros((crop.shape[0], CROP_SAMPLES), dtype=np.int16)
+    padded[:, : crop.shape[1]] = crop
+    return padded

@@ -1,0 +1,183 @@
+"""PhysioNet/Computing in Cardiology Challenge 2021: ``training/<database>/gN/NAME.{hea,mat}``.
+
+https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordings in this style will do, at any depth.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.files import printable
+from data_tools.leads import canonical_lead
+from data_tools.recording import Recording, RecordingError
+from data_tools.sources.protocol import RecordingFile
+from data_tools.sources.wfdb_files import open_signals, read_header
+
+DATABASES = (
+    "cpsc_2018",
+    "cpsc_2018_extra",
+    "st_petersburg_incart",
+    "ptb",
+    "ptb-xl",
+    "georgia",
+    "chapman_shaoxing",
+    "ningbo",
+)
+_DEFAULT_DATABASE = "physionet2021"
+_GROUP = re.compile(r"g\d+")
+_SUFFIXES = (".hea", ".mat")
+
+# SNOMED CT identifiers have 6 to 18 digits.
+_SNOMED = re.compile(r"[1-9]\d{5,17}")
+_UNKNOWN = {"", "unknown", "nan", "none", "n/a"}
+_SEXES = {"female": "female", "f": "female", "male": "male", "m": "male"}
+_MAX_AGE = 120
+
+
+_Read = Callable[[int, int], NDArray[np.float32]]
+
+
+class PhysioNet2021:
+    """The source ``physionet2021``."""
+
+    def find(self, inputs: Sequence[Path]) -> list[RecordingFile]:
+        """Finds NAME.hea and NAME.mat in the inputs at any depth; sorted within each input by path."""
+        found: dict[Path, RecordingFile] = {}
+        for folder in inputs:
+            if not folder.is_dir():
+                raise ValueError(f"{folder}: no such folder; give one that holds .hea and .mat files, at any depth")
+            sizes = _sizes(folder)
+            if not sizes:
+                raise ValueError(f"{folder}: no recordings; give a folder that holds .hea and .mat files, at any depth")
+            for path in sorted(sizes, key=lambda path: path.parts):
+                parts = (folder.parent.name, folder.name, *path.relative_to(folder).parts[:-1])
+                database, name = printable(database_of(parts)), printable(path.name)
+                found.setdefault(path, RecordingFile(path, database, name, sizes[path]))
+        return list(found.values())
+
+    def open(self, file: RecordingFile) -> Recording:
+        """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
+        header = read_header(file.path)
+        description = parse_comments(header.comments)
+        notes = list(description.notes)
+        rows: dict[str, int] = {}
+        for row, signal in enumerate(header.signals):
+            lead = canonical_lead(signal.name)
+            if lead is None or lead in rows:
+                notes.append(f"{'unknown' if lead is None else 'repeated'} lead: '{signal.name[:40]}'")
+            else:
+                rows[lead] = row
+        if not rows:
+            raise RecordingError("no known lead", ", ".join(signal.name for signal in header.signals)[:80])
+        num_samples, read = open_signals(file.path, header)
+        return Recording(
+            source=file.source,
+            name=file.name,
+            patient=description.patient or file.name,
+            sampling_rate=header.sampling_rate,
+            leads=tuple(rows),
+            num_samples=num_samples,
+            read=read if len(rows) == len(header.signals) else _select(read, list(rows.values())),
+            age=description.age,
+            sex=description.sex,
+            labels=description.labels,
+            notes=tuple(notes),
+        )
+
+
+def _select(read: _Read, rows: list[int]) -> _Read:
+    return lambda start, stop: read(start, stop)[rows]
+
+
+def _sizes(folder: Path) -> dict[Path, int]:
+    """The recordings in a folder at any depth: path without extension -> bytes of its files."""
+    sizes: dict[Path, int] = {}
+    waiting, seen = [folder], set()
+    while waiting:
+        current = waiting.pop()
+        status = current.stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link that leads in a circle
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        try:
+            with os.scandir(current) as entries:
+                for entry in sorted(entries, key=lambda entry: entry.name):
+                    name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry takes much longer)
+                    if name.startswith("."):
+                        continue
+                    if entry.is_dir():
+                        waiting.append(current / entry.name)
+                    elif suffix in _SUFFIXES:
+                        path = current / name
+                        sizes[path] = sizes.get(path, 0) + (entry.stat().st_size if entry.is_file() else 0)
+        except OSError as error:
+            raise ValueError(f"{current}: cannot be listed ({error.strerror}); make it readable or leave it out") from None
+    return sizes
+
+
+def database_of(folders: Sequence[str]) -> str:
+    """The database a recording belongs to, by the folders it lies in, outermost first.
+
+    The innermost folder named like a database of the Challenge, else the one that holds a group ``gN``.
+    """
+    for name in reversed(folders):
+        if name in DATABASES:
+            return name
+    for parent, name in zip(reversed(folders[:-1]), reversed(folders[1:]), strict=True):
+        if _GROUP.fullmatch(name) and parent:
+            return parent
+    return _DEFAULT_DATABASE
+
+
+@dataclass(frozen=True)
+class Description:
+    """What the comment lines of a header say."""
+
+    age: float | None
+    sex: str | None
+    labels: tuple[str, ...]
+    patient: str | None
+    notes: tuple[str, ...]
+
+
+def parse_comments(comments: Iterable[str]) -> Description:
+    """Parses comment lines such as ``Age: 77``, ``Sex: Female``, ``Dx: 253352002,427084000`` and ``Patient: P0001``.
+
+    What is nonsense is left out and noted; "Unknown" and "NaN" are no nonsense, they say that nothing is known.
+    """
+    fields: dict[str, str] = {}
+    for comment in comments:
+        name, colon, value = comment.partition(":")
+        if colon:
+            fields.setdefault(name.strip().lower(), value.strip())
+    notes: list[str] = []
+    labels: dict[str, None] = {}
+    for token in map(str.strip, re.split(r"[,;]", fields.get("dx", ""))):
+        if _SNOMED.fullmatch(token):
+            labels[token] = None
+        elif token.lower() not in _UNKNOWN:
+            notes.append(f"nonsense Dx: '{token[:40]}'")
+    age = None
+    if (text := fields.get("age", "")).lower() not in _UNKNOWN:
+        age = _parse_age(text)
+        if age is None:
+            notes.append(f"nonsense Age: '{text[:40]}'")
+    sex = None
+    if (text := fields.get("sex", "").lower()) not in _UNKNOWN:
+        sex = _SEXES.get(text)
+        if sex is None:
+            notes.append(f"nonsense Sex: '{text[:40]}'")
+    return Description(age, sex, tuple(labels), fields.get("patient") or None, tuple(notes))
+
+
+def _parse_age(text: str) -> float | None:
+    try:
+        age = float(text)
+    except ValueError:
+        return None
+    return age if 0 <= age <= _MAX_AGE else None

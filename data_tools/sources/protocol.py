@@ -1,0 +1,51 @@
+"""What a source is."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from data_tools.recording import Recording
+
+
+@dataclass(frozen=True)
+class RecordingFile:
+    """A recording found but not yet opened.
+
+    Attributes:
+        path: its file, without the extension where a recording is several files.
+        source: name of the corpus or of the database within it.
+        name: of the recording; unique within ``source`` in a sound corpus.
+        size: of its files, in bytes.
+    """
+
+    path: Path
+    source: str
+    name: str
+    size: int
+
+
+class Source(Protocol):
+    """A corpus: finds recordings in folders and opens them one by one, in any process."""
+
+    def find(self, inputs: Sequence[Path]) -> list[RecordingFile]:
+        """Finds every recording, those included that will turn out to be broken.
+
+        Args:
+            inputs: folders (or files, where the corpus comes in files).
+
+        Returns:
+            In an order that depends on the inputs' order and the names in them alone.
+
+        Raises:
+            ValueError: an input that is missing, unreadable or holds no recording.
+        """
+        ...
+
+    def open(self, file: RecordingFile) -> Recording:
+        """Opens a recording.
+
+        Raises:
+            RecordingError: it cannot be used.
+        """
+        ...

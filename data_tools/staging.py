@@ -1,0 +1,255 @@
+"""The first half of a build: recordings -> crops in staging files, chunk by chunk, each on any worker.
+
+A staging file holds for each crop its int16 signal and then its metadata as JSON. Its index says where they lie, and
+carries what the second half needs to split and shuffle without reading the crops: seeded hashes of key and patient, and
+the hash of the signal. The index is written last: a chunk that has one is done.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.files import atomic_write
+from data_tools.leads import LEADS
+from data_tools.quality import NAN, TOO_SHORT, assess, has_nan
+from data_tools.recording import CROP_SAMPLES, Recording, RecordingError
+from data_tools.signal_ops import blocks, crops, pad_crop, to_microvolts
+from data_tools.sources import make_source
+from data_tools.sources.protocol import RecordingFile, Source
+from data_tools.splits import seeded_hash
+
+# One row per crop in the index of a chunk; `recording` counts through all recordings of the build.
+INDEX_DTYPE = np.dtype(
+    [
+        ("recording", "<i8"),
+        ("order", "<u8"),  # crops are shuffled by sorting this
+        ("patient", "<u8"),
+        ("signal", "V16"),
+        ("offset", "<i8"),  # of the signal in the staging file
+        ("metadata_bytes", "<i4"),
+        ("num_valid_samples", "<i4"),
+    ]
+)
+
+_SIGNAL_HASH_BYTES = 16
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME = 40
+
+
+@dataclass(frozen=True)
+class ChunkTask:
+    """A chunk of recordings to stage: ``recordings`` are (number in the build, file)."""
+
+    folder: Path
+    number: int
+    source: str
+    seed: int
+    recordings: tuple[tuple[int, RecordingFile], ...]
+
+
+@dataclass(frozen=True)
+class Note:
+    """Why a recording was not used in whole; ``is_loss`` if crops were lost rather than a part of its description."""
+
+    recording: int
+    reason: str
+    is_loss: bool
+
+
+@dataclass
+class _Losses:
+    """What one recording lost: crops by category, and at most one error that ended its reading."""
+
+    crops: Counter[str] = field(default_factory=Counter)
+    error: str | None = None
+
+    def reasons(self, num_used: int) -> list[str]:
+        total = num_used + self.crops.total()
+        reasons = [self.error] if self.error else []
+        for category, count in self.crops.most_common():
+            reasons.append(category if count == total == 1 else f"{category}: {count} of {total} crops")
+        return reasons
+
+
+@dataclass(frozen=True)
+class _Crop:
+    start: int
+    num_valid_samples: int
+    signal: NDArray[np.int16]
+    num_clipped: int
+    num_flat_leads: int
+    rms_uv: float
+
+
+def crops_path(folder: Path, number: int) -> Path:
+    """The staging file of a chunk."""
+    return folder / f"chunk-{number:06d}.crops"
+
+
+def index_path(folder: Path, number: int) -> Path:
+    """The index of a chunk."""
+    return folder / f"chunk-{number:06d}.npy"
+
+
+def notes_path(folder: Path, number: int) -> Path:
+    """The notes of a chunk."""
+    return folder / f"chunk-{number:06d}.json"
+
+
+def key_prefix(source: str, recording: str) -> str:
+    """The part of a key that names the recording: safe in a file name, without dots, equal for equal names only."""
+    return f"{_safe(source)}-{_safe(recording)}"
+
+
+def _safe(name: str) -> str:
+    safe = _UNSAFE.sub("_", name)
+    if safe == name and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{safe[: _MAX_NAME - 9]}-{digest}"
+
+
+def stage_chunk(task: ChunkTask) -> int:
+    """Stages a chunk; whatever is wrong with a recording ends up in the notes.
+
+    Returns:
+        The number of recordings in the chunk.
+
+    Raises:
+        OSError: the staging files cannot be written.
+    """
+    source = make_source(task.source)
+    rows: list[tuple[Any, ...]] = []
+    notes: list[Note] = []
+    with atomic_write(crops_path(task.folder, task.number)) as file:
+        for number, recording_file in task.recordings:
+            num_before = len(rows)
+            losses, description_notes = _Losses(), []
+            for recording, crop in _usable_crops(source, recording_file, losses):
+                rows.append(_write_crop(file, recording, crop, number, task.seed))
+                description_notes = list(recording.notes)
+            notes += [Note(number, reason, True) for reason in losses.reasons(len(rows) - num_before)]
+            notes += [Note(number, reason, False) for reason in description_notes]
+    with atomic_write(notes_path(task.folder, task.number)) as file:
+        file.write(json.dumps([[note.recording, note.reason, note.is_loss] for note in notes]).encode())
+    with atomic_write(index_path(task.folder, task.number)) as file:
+        np.save(file, np.array(rows, dtype=INDEX_DTYPE))
+    return len(task.recordings)
+
+
+def _usable_crops(source: Source, file: RecordingFile, losses: _Losses) -> Iterator[tuple[Recording, _Crop]]:
+    """Yields the crops of a recording that can be used, and counts the others.
+
+    The errors of reading end here: those of the consumer, which writes, are not seen inside a generator.
+    """
+    try:
+        recording = source.open(file)
+        lead_rows = [LEADS.index(lead) for lead in recording.leads]
+        num_crops = 0
+        for block_start, block in blocks(recording):
+            for start, crop in crops(block):
+                num_crops += 1
+                usable = _make_crop(block_start + start, crop, sorted(lead_rows))
+                if isinstance(usable, str):
+                    losses.crops[usable] += 1
+                else:
+                    yield recording, usable
+        if not num_crops:
+            losses.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
+    except RecordingError as error:
+        losses.error = str(error)
+    except Exception as error:  # noqa: BLE001  (whatever one broken file brings about must not stop a build of days)
+        losses.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> _Crop | str:
+    """Makes a crop of float32 mV [12, n] ready to be written, or says why it cannot be used."""
+    if has_nan(crop):
+        return NAN
+    microvolts, clipped = to_microvolts(crop)
+    quality = assess(microvolts, lead_rows)
+    if isinstance(quality, str):
+        return quality
+    num_valid = microvolts.shape[1]
+    return _Crop(
+        start=start,
+        num_valid_samples=num_valid,
+        signal=microvolts if num_valid == CROP_SAMPLES else pad_crop(microvolts),
+        num_clipped=0 if clipped is None else int(clipped.sum()),
+        num_flat_leads=quality.num_flat_leads,
+        rms_uv=quality.rms_uv,
+    )
+
+
+def _write_crop(file: IO[bytes], recording: Recording, crop: _Crop, number: int, seed: int) -> tuple[Any, ...]:
+    """Appends a crop to a staging file; returns its row of the index."""
+    signal = np.ascontiguousarray(crop.signal, dtype="<i2").data.cast("B")
+    signal_hash = hashlib.blake2b(signal, digest_size=_SIGNAL_HASH_BYTES)
+    key = f"{key_prefix(recording.source, recording.name)}-{crop.start}"
+    # With the source, so that equal numbers in two corpora are not taken for one patient.
+    patient = f"{recording.source}/{recording.patient}"
+    metadata = {
+        "key": key,
+        "source": recording.source,
+        "recording": recording.name,
+        "patient": patient,
+        "start": crop.start,
+        "num_valid_samples": crop.num_valid_samples,
+        "sampling_rate": float(recording.sampling_rate),
+        "leads": [lead for lead in LEADS if lead in recording.leads],
+        "age": recording.age,
+        "sex": recording.sex,
+        "labels": list(recording.labels),
+        "num_clipped": crop.num_clipped,
+        "num_flat_leads": crop.num_flat_leads,
+        "rms_uv": crop.rms_uv,
+        "signal_hash": signal_hash.hexdigest(),
+    }
+    encoded = json.dumps(metadata, separators=(",", ":")).encode()
+    offset = file.tell()
+    file.write(signal)
+    file.write(encoded)
+    return (
+        number,
+        seeded_hash(seed, "order", key),
+        seeded_hash(seed, "patient", patient),
+        signal_hash.digest(),
+        offset,
+        len(encoded),
+        crop.num_valid_samples,
+    )
+
+
+def make_chunks(
+    recordings: Sequence[tuple[int, RecordingFile]], max_recordings: int, max_bytes: int
+) -> Iterator[tuple[tuple[int, RecordingFile], ...]]:
+    """Cuts a list of recordings into consecutive chunks of about equal work."""
+    chunk: list[tuple[int, RecordingFile]] = []
+    size = 0
+    for number, file in recordings:
+        chunk.append((number, file))
+        size += file.size
+        if len(chunk) == max_recordings or size >= max_bytes:
+            yield tuple(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield tuple(chunk)
+
+
+def read_notes(folder: Path, number: int) -> list[Note]:
+    """Reads the notes of a staged chunk."""
+    return [Note(*entry) for entry in json.loads(notes_path(folder, number).read_bytes())]
+
+
+def read_staged_index(folder: Path, number: int) -> NDArray[np.void]:
+    """Reads the index of a staged chunk: a structured array of INDEX_DTYPE."""
+    index: NDArray[np.void] = np.load(index_path(folder, number), allow_pickle=False)
+    return index

@@ -1,0 +1,195 @@
+"""Who is in the cohort: each patient's condition, anatomy and recordings, as a pure function of (seed, number)."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from data_tools.recording import SAMPLING_RATE
+from data_tools.synthetic.heart import Anatomy, FloatArray, draw_anatomy
+from data_tools.synthetic.rhythms import Breathing
+
+# SNOMED CT codes as scored by the PhysioNet/CinC Challenge 2021.
+SINUS_RHYTHM = "426783006"
+SINUS_BRADYCARDIA = "426177001"
+SINUS_TACHYCARDIA = "427084000"
+ATRIAL_FIBRILLATION = "164889003"
+FIRST_DEGREE_BLOCK = "270492004"
+PREMATURE_VENTRICULAR = "427172004"
+LEFT_BUNDLE_BRANCH_BLOCK = "164909002"
+RIGHT_BUNDLE_BRANCH_BLOCK = "59118001"
+
+
+class Condition(StrEnum):
+    """What a patient has. Every eight patients in a row have one of each."""
+
+    HEALTHY = "healthy"
+    BRADYCARDIA = "bradycardia"
+    TACHYCARDIA = "tachycardia"
+    FIBRILLATION = "atrial fibrillation"
+    SLOW_CONDUCTION = "first-degree atrioventricular block"
+    PREMATURE_BEATS = "premature ventricular beats"
+    LEFT_BLOCK = "left bundle branch block"
+    RIGHT_BLOCK = "right bundle branch block"
+
+
+# How impulses reach the ventricles, the code it adds to the rhythm's, and the age it is met at.
+_CONDUCTION = {
+    Condition.SLOW_CONDUCTION: ("slow", FIRST_DEGREE_BLOCK),
+    Condition.LEFT_BLOCK: ("left", LEFT_BUNDLE_BRANCH_BLOCK),
+    Condition.RIGHT_BLOCK: ("right", RIGHT_BUNDLE_BRANCH_BLOCK),
+}
+_AGES = {
+    Condition.HEALTHY: (20, 75),
+    Condition.BRADYCARDIA: (18, 85),
+    Condition.TACHYCARDIA: (18, 80),
+    Condition.FIBRILLATION: (55, 89),
+    Condition.SLOW_CONDUCTION: (45, 88),
+    Condition.PREMATURE_BEATS: (25, 85),
+    Condition.LEFT_BLOCK: (52, 89),
+    Condition.RIGHT_BLOCK: (40, 88),
+}
+# Mean heart rates stay clear of the limits at 60 and 100, so that sinus arrhythmia does not carry one across.
+_RESTING_RATES = {
+    Condition.BRADYCARDIA: (44.0, 54.0),
+    Condition.TACHYCARDIA: (110.0, 135.0),
+    Condition.FIBRILLATION: (70.0, 125.0),
+}
+_RATE_LIMITS = {
+    Condition.BRADYCARDIA: (41.0, 57.0),
+    Condition.TACHYCARDIA: (104.0, 148.0),
+    Condition.FIBRILLATION: (62.0, 140.0),
+}
+# Fibrillation and premature beats come and go: this share of such patients' recordings is plain sinus rhythm.
+_FREE_SHARE = 0.2
+
+
+@dataclass(frozen=True)
+class RecordingPlan:
+    """One recording before it is simulated.
+
+    Attributes:
+        name: record name.
+        entropy: key of its random numbers.
+        num_samples: at 500 Hz.
+        labels: SNOMED codes, the rhythm first.
+        age: years.
+        rate: mean heart rate, beats per minute.
+        fibrillation: whether the atria fibrillate.
+        premature_beats: whether there are premature ventricular beats.
+        orientation: [3] angles of heart and body against the electrodes, radians.
+        breathing: the breath.
+    """
+
+    name: str
+    entropy: tuple[int, ...]
+    num_samples: int
+    labels: tuple[str, ...]
+    age: int
+    rate: float
+    fibrillation: bool
+    premature_beats: bool
+    orientation: FloatArray
+    breathing: Breathing
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A simulated patient.
+
+    Attributes:
+        name: "P00001" and so on.
+        condition: what the patient has.
+        sex: "Male" or "Female", as PhysioNet 2021 spells it.
+        anatomy: the heart.
+        sinus_arrhythmia: relative sway of the cycle with the breath; wanes with age and rate.
+        recordings: two to four.
+    """
+
+    name: str
+    condition: Condition
+    sex: str
+    anatomy: Anatomy
+    sinus_arrhythmia: float
+    recordings: tuple[RecordingPlan, ...]
+
+
+def generator(*entropy: int) -> np.random.Generator:
+    """Random numbers that depend on the key alone."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
+
+
+def _condition(seed: int, number: int) -> Condition:
+    """Condition of the patient with this number (from 0): each block of eight is a permutation of all."""
+    block, place = divmod(number, len(Condition))
+    return list(Condition)[int(generator(seed, 0, block).permutation(len(Condition))[place])]
+
+
+def _num_samples(rng: np.random.Generator) -> int:
+    """Most recordings last 10 s; a few 15 to 30 s, a few 6 to 9 s."""
+    chance = rng.random()
+    if chance < 0.06:
+        return int(rng.integers(15 * SAMPLING_RATE, 30 * SAMPLING_RATE + 1))
+    if chance < 0.12:
+        return int(rng.integers(6 * SAMPLING_RATE, 9 * SAMPLING_RATE + 1))
+    return 10 * SAMPLING_RATE
+
+
+def _rhythm_label(rate: float) -> str:
+    """The code of a sinus rhythm of this rate."""
+    if rate < 60:
+        return SINUS_BRADYCARDIA
+    return SINUS_TACHYCARDIA if rate > 100 else SINUS_RHYTHM
+
+
+def draw_patient(seed: int, number: int) -> Patient:
+    """Draws a patient and plans the recordings.
+
+    Args:
+        seed: of the cohort.
+        number: the patient's, from 0.
+    """
+    rng = generator(seed, 1, number)
+    condition = _condition(seed, number)
+    female = bool(rng.random() < 0.5)
+    age = int(rng.integers(*_AGES[condition], endpoint=True))
+    conduction, conduction_label = _CONDUCTION.get(condition, ("normal", None))
+    anatomy = draw_anatomy(rng, conduction, female)
+    resting_rate = rng.uniform(*_RESTING_RATES.get(condition, (66.0, 88.0)))
+    breathing_rate = rng.uniform(0.20, 0.30)
+    recordings = []
+    for index in range(int(rng.integers(2, 4, endpoint=True))):
+        age += int(rng.integers(0, 2, endpoint=True)) if index else 0
+        free = bool(rng.random() < _FREE_SHARE)
+        fibrillation = condition is Condition.FIBRILLATION and not free
+        premature_beats = condition is Condition.PREMATURE_BEATS and not free
+        limits = _RATE_LIMITS.get(condition, (63.0, 96.0))
+        if condition is Condition.FIBRILLATION and free:
+            limits = (63.0, 96.0)
+        rate = float(np.clip(resting_rate * np.exp(rng.normal(0, 0.07)), *limits))
+        labels = [ATRIAL_FIBRILLATION if fibrillation else _rhythm_label(rate)]
+        labels += [conduction_label] if conduction_label else []
+        labels += [PREMATURE_VENTRICULAR] if premature_beats else []
+        recordings.append(
+            RecordingPlan(
+                name=f"P{number + 1:05d}R{index + 1}",
+                entropy=(seed, 2, number, index),
+                num_samples=_num_samples(rng),
+                labels=tuple(labels),
+                age=age,
+                rate=rate,
+                fibrillation=fibrillation,
+                premature_beats=premature_beats,
+                orientation=rng.normal(0, 0.07, 3),
+                breathing=Breathing(breathing_rate * float(np.exp(rng.normal(0, 0.08))), rng.uniform(0, 2 * np.pi)),
+            )
+        )
+    sway = 0.05 * np.exp(-(age - 20) / 35) * rng.uniform(0.5, 1.3) * (0.3 if condition is Condition.TACHYCARDIA else 1.0)
+    return Patient(
+        name=f"P{number + 1:05d}",
+        condition=condition,
+        sex="Female" if female else "Male",
+        anatomy=anatomy,
+        sinus_arrhythmia=float(sway),
+        recordings=tuple(recordings),
+    )

@@ -1,0 +1,62 @@
+"""The `.mat` and `.hea` of one recording, as PhysioNet 2021 writes them.
+
+The `.mat` is a MATLAB level 4 file of one int16 matrix `val` [12, T]: a header of 24 bytes, then the samples column by
+column, so all leads of the first instant first. To WFDB it is format 16 with an offset of 24 bytes.
+"""
+
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.files import atomic_write
+from data_tools.leads import LEADS
+
+# Level 4 header: type (little-endian, int16, full matrix), rows, columns, no imaginary part, length of the name.
+_MAT_HEADER = struct.Struct("<5i4s")
+_MAT_TYPE_INT16 = 30
+
+
+def mat_bytes(signal: NDArray[np.int16]) -> bytes:
+    """The bytes of the `.mat` file of a signal int16 [12, T]."""
+    num_leads, num_samples = signal.shape
+    header = _MAT_HEADER.pack(_MAT_TYPE_INT16, num_leads, num_samples, 0, len(b"val\0"), b"val\0")
+    return header + np.ascontiguousarray(signal.T, dtype="<i2").tobytes()
+
+
+def header_text(name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> str:
+    """The text of the `.hea` file.
+
+    Args:
+        name: record name.
+        signal: int16 [12, T], 1000 units per mV.
+        sampling_rate: Hz.
+        comments: lines `# key: value` at the end.
+    """
+    # The checksum is the sum of all samples in 16 bits, signed.
+    checksums = signal.sum(axis=1, dtype=np.int64).astype(np.int16)
+    lines = [f"{name} {len(LEADS)} {sampling_rate} {signal.shape[1]}"]
+    for lead, first, checksum in zip(LEADS, signal[:, 0], checksums, strict=True):
+        lines.append(f"{name}.mat 16x1+24 1000.0(0)/mV 16 0 {first} {checksum} 0 {lead}")
+    lines += [f"# {key}: {value}" for key, value in comments.items()]
+    return "\n".join(lines) + "\n"
+
+
+def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> None:
+    """Writes `NAME.mat`, then `NAME.hea`: where there is a header, its signal is complete.
+
+    Args:
+        folder: exists.
+        name: record name.
+        signal: int16 [12, T], 1000 units per mV, in the order of LEADS.
+        sampling_rate: Hz.
+        comments: what the header says of the patient, in order.
+
+    Raises:
+        OSError: the folder cannot be written or the disk is full.
+    """
+    header = header_text(name, signal, sampling_rate, comments).encode("ascii")
+    for suffix, content in ((".mat", mat_bytes(signal)), (".hea", header)):
+        with atomic_write(folder / f"{name}{suffix}") as file:
+            file.write(content)

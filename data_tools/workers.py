@@ -1,0 +1,116 @@
+"""Dask workers, local or behind a scheduler, with a bounded number of tasks under way."""
+
+import importlib
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+_TASKS_PER_WORKER = 2  # one being worked on, one waiting
+_CONNECT_SECONDS = 15
+
+
+class Workers:
+    """A pool of workers; a context manager.
+
+    Args:
+        num_workers: local worker processes; None for one per CPU. One worker is a thread of this process.
+        scheduler: address of a running Dask scheduler to use instead, such as ``tcp://10.0.0.1:8786``. Its workers must
+            have this package and see the same paths.
+
+    Raises:
+        ValueError: on entering, if the scheduler does not answer or has no workers.
+    """
+
+    def __init__(self, num_workers: int | None = None, scheduler: str | None = None) -> None:
+        if num_workers is not None and num_workers < 1:
+            raise ValueError(f"the number of workers must be at least 1, got {num_workers}")
+        self._num_workers = num_workers or _num_cpus()
+        self._scheduler = scheduler
+        self._stack = ExitStack()
+        self._client: Any = None
+
+    def __enter__(self) -> Self:
+        # Dask takes half a second to import; commands without workers should not wait for it.
+        dask, distributed = importlib.import_module("dask"), importlib.import_module("distributed")
+
+        # What goes wrong in a worker reaches the user as the exception of its task, not as a log of the machinery.
+        for name in ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+        self._stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}))
+        if self._scheduler is None:
+            with _ignore_interrupts():
+                cluster = distributed.LocalCluster(
+                    n_workers=self._num_workers,
+                    threads_per_worker=1,
+                    processes=self._num_workers > 1,
+                    dashboard_address=None,
+                    memory_limit=None,  # tasks are small by construction; nothing should be spilled or restarted
+                    silence_logs=logging.CRITICAL,
+                )
+            self._stack.enter_context(cluster)
+            self._client = self._stack.enter_context(distributed.Client(cluster))
+        else:
+            try:
+                self._client = self._stack.enter_context(distributed.Client(self._scheduler, timeout=_CONNECT_SECONDS))
+            except (OSError, ValueError, ImportError) as error:
+                reason = " ".join(str(error).split())
+                raise ValueError(
+                    f"no Dask scheduler at {self._scheduler} ({reason}); start it, or leave out --scheduler"
+                ) from None
+            self._num_workers = sum(self._client.nthreads().values())
+            if not self._num_workers:
+                self._stack.close()
+                raise ValueError(f"the Dask scheduler at {self._scheduler} has no workers; start some with `dask worker`")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._stack.close()
+
+    def map_unordered(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+        """Runs a function on every task and yields results as they come.
+
+        Only a few tasks per worker are under way at any time, so memory does not grow with their number. The first error
+        of a task is raised here; what is under way is then given up.
+
+        Raises:
+            RuntimeError: a worker died again and again.
+        """
+        distributed = importlib.import_module("distributed")
+        running = distributed.as_completed()
+        num_running = 0
+        try:
+            for task in tasks:
+                running.add(self._client.submit(function, task, pure=False, retries=0))
+                num_running += 1
+                if num_running >= _TASKS_PER_WORKER * self._num_workers:
+                    yield next(running).result()
+                    num_running -= 1
+            for future in running:
+                yield future.result()
+        except distributed.KilledWorker:
+            raise RuntimeError("a worker process died again and again, perhaps for want of memory; use fewer workers") from None
+
+
+@contextmanager
+def _ignore_interrupts() -> Iterator[None]:
+    """Lets processes started meanwhile ignore Ctrl-C, which reaches them too: this process ends them in good order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _num_cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,1 @@
+"""Training: models, objectives, loaders and the DeepSpeed trainer."""

@@ -1,0 +1,342 @@
+"""The one configuration of a run: typed, strict, and the source of everything else, DeepSpeed's dict included.
+
+A configuration file is YAML. ``base: FILE`` (relative to the file that says so) starts from another file; several files and
+``key.path=value`` words are laid over each other in the order given. An unknown key is an error that names the file it
+came from and the nearest key that exists.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, Self
+
+import yaml
+from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+
+from engine.data import DataOptions, find_leads
+from engine.models import EncoderOptions
+from engine.objectives import OBJECTIVES
+from engine.options import OptionError, Options
+
+Precision = Literal["bf16", "fp32"]
+
+
+class ObjectiveChoice(Options):
+    """The objective's name and its own options. In YAML: ``objective: {name: w2v_cmsc, <its options>}``."""
+
+    name: str
+    options: SerializeAsAny[Options]
+
+
+class OptimizerOptions(Options):
+    """AdamW (decoupled weight decay, as in the official recipe), with a linear warm-up to a constant learning rate."""
+
+    learning_rate: float = Field(5e-5, gt=0)
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = Field(1e-6, gt=0)
+    weight_decay: float = Field(0.01, ge=0)
+    warmup_steps: int = Field(0, ge=0)
+
+
+class ZeroOptions(Options):
+    """What is partitioned over the ranks: 0 nothing, 1 optimiser states, 2 and gradients, 3 and parameters."""
+
+    stage: Literal[0, 1, 2, 3] = 1
+    overlap_comm: bool = True
+    reduce_bucket_size: int = Field(500_000_000, gt=0)
+    allgather_bucket_size: int = Field(500_000_000, gt=0)
+    param_persistence_threshold: int = Field(100_000, ge=0)
+
+
+class TrainOptions(Options):
+    """How long, in which batches and in which arithmetic.
+
+    ``batch_size`` counts pairs of 5-s segments, that is 10-s crops, over all ranks and accumulation steps; ``micro_batch_size``
+    is what one rank takes through the model at a time (default: all of its share).
+    """
+
+    steps: int | None = Field(None, gt=0)
+    epochs: float | None = Field(None, gt=0)
+    batch_size: int = Field(512, gt=0)
+    micro_batch_size: int | None = Field(None, gt=0)
+    precision: Precision = "bf16"
+    gradient_clipping: float = Field(0.0, ge=0)
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    compile: bool = False
+    validate_every: int | None = Field(None, gt=0)
+    validation_batches: int | None = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Self:
+        if (self.steps is None) == (self.epochs is None):
+            raise ValueError("give exactly one of train.steps and train.epochs")
+        return self
+
+    def micro_batches(self, world_size: int) -> tuple[int, int]:
+        """The pairs a rank takes at a time, and how many such micro-batches make its share of a step.
+
+        Raises:
+            OptionError: if the batch does not divide over the ranks and micro-batches.
+        """
+        if self.batch_size % world_size:
+            raise OptionError(
+                f"train.batch_size={self.batch_size} does not divide over {world_size} ranks: "
+                f"take a multiple of {world_size}, such as {-(-self.batch_size // world_size) * world_size}"
+            )
+        share = self.batch_size // world_size
+        micro = self.micro_batch_size or share
+        if share % micro:
+            raise OptionError(
+                f"train.batch_size={self.batch_size} over {world_size} ranks leaves {share} pairs a rank, which "
+                f"train.micro_batch_size={micro} does not divide: take a divisor of {share}"
+            )
+        return micro, share // micro
+
+
+class CheckpointOptions(Options):
+    """When checkpoints are written, and which are kept: the last ``keep_last`` and the one with the best validation loss."""
+
+    every_steps: int | None = Field(None, gt=0)
+    keep_last: int = Field(3, ge=1)
+    keep_best: bool = True
+
+
+class LoggingOptions(Options):
+    """Where a step's figures go besides ``metrics.jsonl`` and the progress bar."""
+
+    every_steps: int = Field(1, gt=0)
+    tensorboard: bool = True
+    wandb_project: str | None = None
+
+
+class RunConfig(Options):
+    """Everything a pre-training run is made of.
+
+    ``resume`` is ``auto`` (go on from the newest whole checkpoint in ``output_dir``, if there is one), ``none`` (refuse an
+    ``output_dir`` that holds a run), or the folder of a checkpoint to go on from.
+    """
+
+    output_dir: Path
+    seed: int = Field(1, ge=0)
+    resume: str = "auto"
+    data: DataOptions
+    model: EncoderOptions = EncoderOptions()
+    objective: ObjectiveChoice
+    optimizer: OptimizerOptions = OptimizerOptions()
+    train: TrainOptions
+    zero: ZeroOptions = ZeroOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    logging: LoggingOptions = LoggingOptions()
+
+    def to_mapping(self) -> dict[str, Any]:
+        """The resolved configuration as plain values, in the form that :func:`load_config` reads."""
+        mapping: dict[str, Any] = self.model_dump(mode="json")
+        objective = mapping["objective"]
+        mapping["objective"] = {"name": objective["name"], **objective["options"]}
+        return mapping
+
+    def to_yaml(self) -> str:
+        """The resolved configuration as a YAML file's text."""
+        return yaml.safe_dump(self.to_mapping(), sort_keys=False)
+
+    def deepspeed(self, world_size: int) -> dict[str, Any]:
+        """The dict for :func:`deepspeed.initialize`, derived so that no number is stated twice.
+
+        Parameters stay in fp32 and the model computes in ``train.precision`` itself, so that every ZeRO stage, with and
+        without accumulation, is the same arithmetic; hence no ``bf16`` section here.
+        """
+        micro, num_accumulated = self.train.micro_batches(world_size)
+        config: dict[str, Any] = {
+            "train_batch_size": self.train.batch_size,
+            "train_micro_batch_size_per_gpu": micro,
+            "gradient_accumulation_steps": num_accumulated,
+            "gradient_clipping": self.train.gradient_clipping,
+            "steps_per_print": None,
+            "zero_optimization": {"stage": self.zero.stage},
+        }
+        if self.zero.stage:
+            config["zero_optimization"] |= {
+                "overlap_comm": self.zero.overlap_comm,
+                "reduce_bucket_size": self.zero.reduce_bucket_size,
+                "allgather_bucket_size": self.zero.allgather_bucket_size,
+            }
+        if self.zero.stage == 3:
+            config["zero_optimization"]["stage3_param_persistence_threshold"] = self.zero.param_persistence_threshold
+        return config
+
+
+def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
+    """Reads configuration files, lays them and the overrides over each other, and checks the result.
+
+    Args:
+        files: YAML files, later ones over earlier ones.
+        overrides: ``key.path=value`` words, values in YAML (``zero.stage=2``, ``data.leads=[I, II]``).
+
+    Raises:
+        OptionError: one line that names the file or word, the key, and what would be right.
+    """
+    layers = _Layers({}, {})
+    for file in files:
+        layers = _merge(layers, _read(file, ()))
+    for word in overrides:
+        layers = _merge(layers, _parse_override(word))
+    return _validate(layers)
+
+
+class _Layers(NamedTuple):
+    values: dict[str, Any]
+    sources: dict[str, str]  # dotted path of a leaf -> the file or word it came from
+
+    def source(self, path: str) -> str:
+        """Where the value at a path came from; for a path that nobody wrote, the nearest parent's or sibling's source."""
+        while path:
+            hits = [self.sources[leaf] for leaf in self.sources if leaf == path or leaf.startswith(path + ".")]
+            if hits:
+                return hits[-1]
+            path = path.rpartition(".")[0]
+        return next(reversed(self.sources.values()), "configuration")
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses a key that is written twice, which YAML would resolve silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[object] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is written twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _load_yaml(text: str, source: str) -> Any:
+    try:
+        return yaml.load(text, _StrictLoader)  # noqa: S506 -- a SafeLoader, only stricter
+    except yaml.YAMLError as error:
+        raise OptionError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+
+
+def _read(file: Path, parents: tuple[Path, ...]) -> _Layers:
+    if file.resolve() in parents:
+        raise OptionError(f"{file}: its chain of 'base:' files comes back to itself")
+    try:
+        text = file.read_text()
+    except OSError as error:
+        raise OptionError(f"{file}: cannot be read: {error.strerror}") from None
+    values = _load_yaml(text, str(file))
+    if not isinstance(values, dict):
+        raise OptionError(f"{file}: must hold a mapping of keys to values, got {type(values).__name__}")
+    base = values.pop("base", None)
+    own = _Layers(values, {leaf: str(file) for leaf in _leaves(values)})
+    if base is None:
+        return own
+    return _merge(_read(file.parent / str(base), (*parents, file.resolve())), own)
+
+
+def _parse_override(word: str) -> _Layers:
+    key, equals, text = word.partition("=")
+    if not equals or not all(key.split(".")):
+        raise OptionError(f"'{word}': an override is written key.path=value, such as train.steps=100")
+    values = _load_yaml(text, f"'{word}'")
+    for part in reversed(key.split(".")):
+        values = {part: values}
+    return _Layers(values, dict.fromkeys(_leaves(values), f"'{word}'"))
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, dict) and value:
+            yield from _leaves(value, path + ".")
+        else:
+            yield path
+
+
+def _merge(under: _Layers, over: _Layers) -> _Layers:
+    return _Layers(_merge_values(under.values, over.values), under.sources | over.sources)
+
+
+def _merge_values(under: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(under)
+    for key, value in over.items():
+        old = merged.get(key)
+        # Another objective has other options: those of the one it replaces mean nothing to it.
+        renamed = isinstance(old, dict) and isinstance(value, dict) and "name" in value and value["name"] != old.get("name")
+        merged[key] = _merge_values(old, value) if isinstance(old, dict) and isinstance(value, dict) and not renamed else value
+    return merged
+
+
+def _validate(layers: _Layers) -> RunConfig:
+    values = dict(layers.values)
+    values["objective"] = _objective(layers)
+    try:
+        config = RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise _config_error(error, RunConfig, layers, ()) from None
+    num_leads = len(find_leads(config.data.leads))
+    if "num_leads" not in config.model.model_fields_set:
+        return config.model_copy(update={"model": config.model.model_copy(update={"num_leads": num_leads})})
+    if config.model.num_leads != num_leads:
+        raise OptionError(
+            f"{layers.source('model.num_leads')}: model.num_leads={config.model.num_leads}, but data.leads gives {num_leads}: "
+            f"leave model.num_leads out, it follows from the leads"
+        )
+    return config
+
+
+def _objective(layers: _Layers) -> ObjectiveChoice:
+    section = layers.values.get("objective")
+    if not isinstance(section, dict) or "name" not in section:
+        raise OptionError(f"{layers.source('objective')}: objective.name is missing; known: {', '.join(OBJECTIVES)}")
+    name = section["name"]
+    if name not in OBJECTIVES:
+        raise OptionError(
+            f"{layers.source('objective.name')}: objective.name: no objective is called '{name}'"
+            f"{_nearest(str(name), OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
+        )
+    options_class = OBJECTIVES[name].options_class
+    try:
+        options = options_class.model_validate({key: value for key, value in section.items() if key != "name"})
+    except ValidationError as error:
+        raise _config_error(error, options_class, layers, ("objective",)) from None
+    return ObjectiveChoice(name=name, options=options)
+
+
+def _config_error(error: ValidationError, root: type[Options], layers: _Layers, prefix: tuple[str, ...]) -> OptionError:
+    """Turns pydantic's report into one line; of several mistakes it tells the first and counts the others."""
+    mistakes = error.errors()
+    first = mistakes[0]
+    path = ".".join([*prefix, *(str(part) for part in first["loc"])])
+    where = f"{layers.source(path)}: {path}"
+    if first["type"] == "extra_forbidden":
+        parent, key = first["loc"][:-1], str(first["loc"][-1])
+        text = f"no such key{_nearest(key, _fields(root, parent), '.'.join([*prefix, *map(str, parent)]))}"
+    elif first["type"] == "missing":
+        text = "is missing"
+    elif first["type"] == "value_error":
+        text = str(first["ctx"]["error"])
+        where = where if path else layers.source("train")
+    else:
+        text = f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
+    more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
+    return OptionError(f"{where}: {text}{more}")
+
+
+def _fields(model: type[Options], location: Sequence[int | str]) -> list[str]:
+    """The keys that exist at a place in a tree of options."""
+    for part in location:
+        field = model.model_fields.get(str(part))
+        candidates = [] if field is None else [field.annotation, *getattr(field.annotation, "__args__", ())]
+        nested = [kind for kind in candidates if isinstance(kind, type) and issubclass(kind, Options)]
+        if not nested:
+            return []
+        model = nested[0]
+    return list(model.model_fields)
+
+
+def _nearest(key: str, known: Sequence[str] | Mapping[str, object], parent: str = "") -> str:
+    matches = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    if matches:
+        return f"; did you mean '{parent + '.' if parent else ''}{matches[0]}'?"
+    return f"; known here: {', '.join(known)}" if parent or len(known) < 20 else ""

@@ -1,0 +1,104 @@
+"""Random numbers as a pure function of keys and counters.
+
+A draw is a hash of (key words, row, column). Rows are positions in the *global* batch or in the stream of crops, so that
+the numbers do not depend on how many ranks share a batch, and a run that resumes needs no generator state. The hash is
+two rounds of a 32-bit xorshift-multiply finaliser (C. Wellons, "lowbias32", public domain constants), written in wrapping
+int32 arithmetic, which exists on every device and fuses into its consumer under ``torch.compile``.
+
+Shapes: R rows, K columns.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+_MULTIPLIER_1 = 0x7FEB352D
+_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+_GOLDEN = 0x9E3779B9
+
+
+class Stream(IntEnum):
+    """What a number is drawn for. Two streams never share numbers; add new ones at the end."""
+
+    RANDOM_LEAD_MASKING = 1
+    SPAN_STARTS = 2
+    GUMBEL = 3
+    NEGATIVES = 4
+    SAMPLE_ORDER = 5
+
+
+def _hash(x: Tensor) -> Tensor:
+    """Mixes int32 words; a bijection on 32 bits."""
+    # An arithmetic right shift copies the sign bit; the masks make it a logical one.
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _MULTIPLIER_1
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _MULTIPLIER_2
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+def _hash_int(x: int) -> int:
+    """The same mixing on a Python integer, for keys: [0, 2**32) -> [0, 2**32)."""
+    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * (_MULTIPLIER_2 & 0xFFFFFFFF)) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def fold_key(words: Sequence[int]) -> int:
+    """Folds non-negative integers of any size into one 32-bit key; order matters."""
+    key = _GOLDEN
+    for word in words:
+        if word < 0:
+            raise ValueError(f"a random key must not be negative, got {word}")
+        rest = word
+        while True:
+            key = _hash_int((key + (rest & 0xFFFFFFFF) + _GOLDEN) & 0xFFFFFFFF)
+            rest >>= 32
+            if not rest:
+                break
+    return key
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
+
+
+def key_at(key: int, counter: Tensor) -> Tensor:
+    """Folds a counter on the device into a key, so that a compiled graph sees a tensor and no changing constant.
+
+    Args:
+        key: from :func:`fold_key`.
+        counter: int64 scalar, not negative, such as the number of the step.
+
+    Returns:
+        int32 scalar on the device of ``counter``, for :func:`random_bits` and :func:`uniform`.
+    """
+    low, high = (counter & 0xFFFFFFFF).to(torch.int32), (counter >> 32).to(torch.int32)
+    return _hash(_hash(low ^ _signed(key)) + high + _signed(_GOLDEN))
+
+
+def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
+    """Hashes (key, row, column) to uniformly distributed 32-bit words.
+
+    Args:
+        key: from :func:`fold_key` or :func:`key_at`.
+        rows: int64 [R], global row numbers or stream positions, not negative.
+        num_columns: K.
+
+    Returns:
+        int32 [R, K] on the device of ``rows``.
+    """
+    low, high = (rows & 0xFFFFFFFF).to(torch.int32), (rows >> 32).to(torch.int32)
+    row_key = _hash(_hash(low ^ (_signed(key) if isinstance(key, int) else key)) + high + _signed(_GOLDEN))
+    columns = torch.arange(num_columns, dtype=torch.int32, device=rows.device)
+    return _hash(_hash(columns[None, :] + row_key[:, None]) ^ row_key[:, None])
+
+
+def uniform(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
+    """Draws from U(0, 1), open at both ends.
+
+    Returns:
+        float32 [R, K], multiples of 2**-24 from 2**-24 to 1 - 2**-24, so that logarithms are finite.
+    """
+    bits = (random_bits(key, rows, num_columns) >> 9) & 0x7FFFFF
+    return (bits.to(torch.float32) + 0.5) * 2.0**-23

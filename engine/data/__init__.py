@@ -1,0 +1,87 @@
+"""Loading: which crops, in which order, read how, augmented how.
+
+``make_loader`` is the way in. To add a loader: a file with a subclass of :class:`Loader`, an entry of :data:`LOADERS`, its
+name in :class:`DataOptions`, and a subclass in ``tests/contracts/test_loaders.py``.
+"""
+
+import logging
+
+import torch
+
+from engine.data.augmentations import AugmentationOptions, make_augmentations
+from engine.data.batch import Batch
+from engine.data.crops import CropStore
+from engine.data.dali_loader import DaliLoader, is_dali_installed
+from engine.data.loader import Loader, LoaderSetup, LoaderStateError
+from engine.data.options import DataOptions, find_leads
+from engine.data.order import SampleOrder
+from engine.data.torch_loader import TorchLoader
+from engine.data.transform import Transform
+
+LOADERS: dict[str, type[Loader]] = {"dali": DaliLoader, "torch": TorchLoader}
+
+_logger = logging.getLogger(__name__)
+
+
+def make_loader(
+    options: DataOptions,
+    store: CropStore,
+    order: SampleOrder,
+    *,
+    seed: int,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    device: torch.device | str = "cpu",
+) -> Loader:
+    """Makes the loader of a rank.
+
+    Args:
+        options: of the data; path, splits, block and window sizes are not looked at, being those of ``store`` and ``order``.
+        store: of the crops.
+        order: of the stream.
+        seed: of the run, and of ``order``.
+        batch_size: crops of one rank in a micro-batch.
+        rank: of this process.
+        world_size: number of ranks.
+        device: of the batches.
+
+    Returns:
+        The loader, at the beginning of the stream.
+
+    Raises:
+        OptionError: a device that is not there, a loader that is not installed, numbers that do not fit together.
+    """
+    name = options.loader
+    if name == "auto":
+        name = "dali" if is_dali_installed() else "torch"
+        _logger.info("data.loader=auto: taking the %s loader", name)
+    leads = find_leads(options.leads)
+    setup = LoaderSetup(
+        store=store,
+        order=order,
+        seed=seed,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=torch.device(device),
+        leads=leads,
+        transform=Transform(make_augmentations(options.augmentations, seed), len(leads)),
+        prefetch=options.prefetch,
+        num_threads=options.num_threads,
+    )
+    return LOADERS[name](setup)
+
+
+__all__ = [
+    "LOADERS",
+    "AugmentationOptions",
+    "Batch",
+    "CropStore",
+    "DataOptions",
+    "Loader",
+    "LoaderStateError",
+    "SampleOrder",
+    "find_leads",
+    "make_loader",
+]

@@ -1,0 +1,134 @@
+"""The encoder: feature encoder, projection, masking, positional convolution, transformer.
+
+Order of operations as in wav2vec 2.0 and the paper's official code. [B, T, D] throughout.
+
+Legend: B segments, C leads, T samples at the entrance and tokens after the feature encoder, F feature channels, D width.
+"""
+
+from typing import NamedTuple, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from engine.models import feature_encoder, positional, transformer
+from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
+from engine.models.layers import LayerNorm, Linear, MaskEmbedding, scale_gradient
+from engine.models.positional import PositionalConvolution
+from engine.models.transformer import Block
+from engine.options import Options
+
+
+class EncoderOptions(Options):
+    """Sizes and dropouts of the encoder; the defaults are the paper's (BERT-base)."""
+
+    num_leads: int = Field(default=12, ge=1)
+    feature_channels: int = Field(default=256, ge=1)
+    feature_blocks: int = Field(default=4, ge=1)
+    norm: FeatureNorm = "layer_norm"
+    """``layer_norm`` in each feature block (the paper), or ``group_norm`` in the first only (the official code)."""
+    feature_grad_scale: float = Field(default=0.1, ge=0)
+    """Factor on the gradient that reaches the feature encoder; 0 freezes it."""
+    feature_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of the latents that go to the quantizer."""
+    input_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Of the projected features, before masking."""
+    width: int = Field(default=768, ge=1)
+    depth: int = Field(default=12, ge=1)
+    num_heads: int = Field(default=12, ge=1)
+    mlp_width: int = Field(default=3072, ge=1)
+    dropout: float = Field(default=0.1, ge=0, lt=1)
+    attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    pos_kernel: int = Field(default=128, ge=1)
+    pos_groups: int = Field(default=16, ge=1)
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.width % self.num_heads:
+            raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
+        if self.width % self.pos_groups:
+            raise ValueError(f"width {self.width} is not divisible by pos_groups {self.pos_groups}")
+        return self
+
+
+class EncoderOutput(NamedTuple):
+    """What the objectives and heads are made from."""
+
+    context: Tensor
+    """[B, T, D]: output of the transformer."""
+    features: Tensor
+    """[B, T, F]: output of the feature encoder, before LayerNorm."""
+    latents: Tensor
+    """[B, T, F]: features after LayerNorm and feature dropout, never masked: what the quantizer sees."""
+
+
+class Encoder(nn.Module):
+    """ECG segments to contextual tokens.
+
+    Args:
+        options: sizes and dropouts.
+    """
+
+    def __init__(self, options: EncoderOptions) -> None:
+        super().__init__()
+        self.options = options
+        self.feature_encoder = FeatureEncoder(options.num_leads, options.feature_channels, options.feature_blocks, options.norm)
+        self.feature_norm = LayerNorm(options.feature_channels)
+        self.feature_dropout = nn.Dropout(options.feature_dropout)
+        self.feature_projection = Linear(options.feature_channels, options.width)
+        self.input_dropout = nn.Dropout(options.input_dropout)
+        self.mask_embedding = MaskEmbedding(options.width)
+        self.positional_convolution = PositionalConvolution(options.width, options.pos_kernel, options.pos_groups)
+        self.context_norm = LayerNorm(options.width)
+        self.context_dropout = nn.Dropout(options.dropout)
+        self.blocks = nn.ModuleList(
+            Block(options.width, options.num_heads, options.mlp_width, options.dropout, options.attention_dropout)
+            for _ in range(options.depth)
+        )
+
+    def num_tokens(self, num_samples: int) -> int:
+        """Tokens of a segment of so many samples; ValueError if there is not one."""
+        return self.feature_encoder.num_tokens(num_samples)
+
+    def features(self, segments: Tensor) -> Tensor:
+        """The feature encoder alone: segments [B, C, T] in mV -> [B, T', F], its gradient scaled as the options say."""
+        if segments.dim() != 3 or segments.shape[1] != self.options.num_leads:
+            raise ValueError(
+                f"the encoder takes segments [batch, {self.options.num_leads} leads, samples], got {list(segments.shape)}"
+            )
+        return scale_gradient(self.feature_encoder(segments), self.options.feature_grad_scale)
+
+    def forward(self, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
+        """Encodes segments; computes in their dtype.
+
+        Args:
+            segments: [B, C, T] in mV, fp32 or bf16.
+            mask: bool [B, T'], tokens to replace by the mask embedding; None masks none.
+
+        Raises:
+            ValueError: wrong number of axes or leads, or segments shorter than one token.
+        """
+        features = self.features(segments)
+        normed = self.feature_norm(features)
+        x = self.input_dropout(self.feature_projection(normed))
+        if mask is not None:
+            x = self.mask_embedding(x, mask)
+        x = self.context_dropout(self.context_norm(self.positional_convolution(x)))
+        for block in self.blocks:
+            x = block(x)
+        return EncoderOutput(context=x, features=features, latents=self.feature_dropout(normed))
+
+
+def flops_per_segment(options: EncoderOptions, num_samples: int) -> float:
+    """Floating-point operations of one training step of the encoder for one segment.
+
+    Matrix products and convolutions only, forward once and backward twice, nothing for recomputation; objectives add
+    theirs.
+    """
+    num_tokens = num_samples // feature_encoder.samples_per_token(options.feature_blocks)
+    forward = (
+        feature_encoder.flops_per_segment(options.num_leads, options.feature_channels, options.feature_blocks, num_samples)
+        + 2.0 * num_tokens * options.feature_channels * options.width
+        + positional.flops_per_segment(options.width, options.pos_kernel, options.pos_groups, num_tokens)
+        + options.depth * transformer.flops_per_segment(options.width, options.mlp_width, num_tokens)
+    )
+    return 3.0 * forward

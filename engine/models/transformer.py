@@ -1,0 +1,68 @@
+"""Post-LN transformer blocks (BERT-base in the paper).
+
+Legend: B segments, T tokens, D width, H heads.
+"""
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.models.layers import LayerNorm, Linear
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention over all tokens of a segment, queries, keys and values from one matrix product.
+
+    Args:
+        width: D.
+        num_heads: H; must divide the width.
+        dropout: of the attention weights.
+    """
+
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.qkv = Linear(width, 3 * width)
+        self.out = Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Attends within [B, T, D]."""
+        B, T, D = x.shape
+        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        y: Tensor = self.out(attended.transpose(1, 2).reshape(B, T, D))
+        return y
+
+
+class Block(nn.Module):
+    """Attention and feed-forward network, each with dropout, residual and then LayerNorm: [B, T, D] -> [B, T, D].
+
+    Args:
+        width: D.
+        num_heads: H.
+        mlp_width: hidden width of the feed-forward network (exact GELU).
+        dropout: of what each half adds.
+        attention_dropout: of the attention weights.
+    """
+
+    def __init__(self, width: int, num_heads: int, mlp_width: int, dropout: float, attention_dropout: float) -> None:
+        super().__init__()
+        self.attention = SelfAttention(width, num_heads, attention_dropout)
+        self.attention_norm = LayerNorm(width)
+        self.fc1 = Linear(width, mlp_width)
+        self.fc2 = Linear(mlp_width, width)
+        self.mlp_norm = LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transforms tokens [B, T, D]."""
+        x = self.attention_norm(x + self.dropout(self.attention(x)))
+        y: Tensor = self.mlp_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
+        return y
+
+
+def flops_per_segment(width: int, mlp_width: int, num_tokens: int) -> float:
+    """Operations of one block's forward pass for one segment, two per multiplication."""
+    linear = 4 * width * width + 2 * width * mlp_width
+    attention = 2 * num_tokens * width
+    return 2.0 * num_tokens * (linear + attention)

@@ -1,0 +1,38 @@
+"""Pre-training objectives, one file each, behind one protocol.
+
+protocol.py     what an objective is, and how to add one
+pretraining.py  encoder and objective as the module that is trained
+w2v.py          local: wav2vec 2.0
+cmsc.py         global: contrastive multi-segment coding
+w2v_cmsc.py     their sum
+masking.py      span masks
+negatives.py    negatives as multiplicities
+distributed.py  sums and gathers over ranks, with gradient
+"""
+
+from engine.objectives.cmsc import CMSC, CMSCOptions
+from engine.objectives.pretraining import PretrainingModel
+from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
+from engine.objectives.w2v_cmsc import W2VCMSC, W2VCMSCOptions
+
+OBJECTIVES: dict[str, type[Objective]] = {
+    "w2v": W2V,
+    "cmsc": CMSC,
+    "w2v_cmsc": W2VCMSC,
+}
+"""Name in a configuration -> class; the class names its options (``options_class``)."""
+
+__all__ = [
+    "CMSC",
+    "OBJECTIVES",
+    "W2V",
+    "W2VCMSC",
+    "CMSCOptions",
+    "DrawKeys",
+    "Objective",
+    "PretrainingModel",
+    "W2VCMSCOptions",
+    "W2VDraws",
+    "W2VOptions",
+]

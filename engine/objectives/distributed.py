@@ -1,0 +1,70 @@
+"""Sums and gathers over ranks that gradients pass through.
+
+DeepSpeed averages gradients over ranks, so an objective returns on each rank world_size times its share of the global
+loss. The backward passes here are the exact adjoints of the forward ones; both then give the gradient of the global loss.
+Without a process group, or with one rank, these functions return their input.
+
+Legend: W ranks, n rows of this rank.
+"""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def world_size() -> int:
+    """Number of ranks that share a global batch."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
+def rank() -> int:
+    """This rank's place among them."""
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(_ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        # x adds to the total of every rank, so it collects the gradient of every rank's total.
+        grad = grad_outputs[0].clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(grad)
+        return grad
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(_ctx: Any, x: Tensor) -> Tensor:
+        gathered = x.new_empty((dist.get_world_size() * x.shape[0], *x.shape[1:]))
+        dist.all_gather_into_tensor(gathered, x.contiguous())
+        return gathered
+
+    @staticmethod
+    def backward(_ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        grad = grad_outputs[0].contiguous()
+        own = grad.new_empty((grad.shape[0] // dist.get_world_size(), *grad.shape[1:]))
+        dist.reduce_scatter_tensor(own, grad)
+        return own
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Sum of ``x`` (of the same shape on each rank) over all ranks, with gradient."""
+    if world_size() == 1:
+        return x
+    total: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
+    return total
+
+
+def gather_ranks(x: Tensor) -> Tensor:
+    """Rows of all ranks in the order of the ranks, [n, ...] -> [W n, ...], with gradient where ``x`` has one."""
+    if world_size() == 1:
+        return x
+    gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
+    return gathered

@@ -1,0 +1,49 @@
+"""Encoder and objective as the one module that is trained."""
+
+from torch import Tensor, nn
+
+from engine.models import Encoder, flops_per_segment
+from engine.objectives.protocol import DrawKeys, Objective
+
+
+class PretrainingModel(nn.Module):
+    """Encoder and objective: a batch of pairs to a loss.
+
+    Args:
+        encoder: the encoder.
+        objective: built for the encoder's options.
+        seed: of the objective's random draws (masks, negatives, Gumbel noise); dropout uses torch's generator.
+    """
+
+    def __init__(self, encoder: Encoder, objective: Objective, seed: int = 0) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.objective = objective
+        self.seed = seed
+
+    def forward(
+        self, segments: Tensor, patient: Tensor, step: int | Tensor, row0: int | Tensor = 0
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Computes the loss of this rank's pairs.
+
+        Every rank must hold the same number of pairs. The draws are a pure function of seed, step and row.
+
+        Args:
+            segments: [N, 2, C, T] in mV: N pairs of adjacent segments; the model computes in their dtype (fp32 or bf16).
+            patient: int64 [N].
+            step: number of the optimiser's step, from 0: keys the draws and sets the temperature of the quantizer.
+            row0: row of this rank's first pair in the step's global batch. Micro-batches of one step take different rows.
+
+        Returns:
+            fp32 scalar loss and detached scalar metrics; their means over ranks are those of the global batch.
+        """
+        num_tokens = self.encoder.num_tokens(segments.shape[-1])
+        keys = DrawKeys(self.seed, step, row0)
+        draws = self.objective.draw(keys, 2 * segments.shape[0], num_tokens, segments.device)
+        loss, metrics = self.objective(self.encoder, segments, patient, draws)
+        return loss, metrics
+
+    def flops_per_segment(self, num_samples: int) -> float:
+        """Operations of one training step for one segment: matrix products, forward once, backward twice."""
+        encoder_flops = flops_per_segment(self.encoder.options, num_samples)
+        return encoder_flops + self.objective.flops_per_segment(self.encoder.num_tokens(num_samples))

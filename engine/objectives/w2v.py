@@ -1,0 +1,180 @@
+"""The local objective: wav2vec 2.0 on ECG tokens (the paper's W2V).
+
+Equations 1 and 2 of the paper, A. Baevski et al., "wav2vec 2.0", https://arxiv.org/abs/2006.11477, for the diversity
+loss, and the official code for the penalty on the features.
+
+Legend: N pairs, S = 2 N segments, C leads, T tokens, G groups, V codes per group, E final width.
+"""
+
+import math
+from typing import ClassVar, NamedTuple, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+from torch.nn import functional as F
+
+from engine.counter_rng import Stream, uniform
+from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
+from engine.models.layers import Linear
+from engine.objectives.distributed import sum_over_ranks, world_size
+from engine.objectives.masking import span_mask, token_weights
+from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
+from engine.objectives.protocol import DrawKeys, Objective
+from engine.options import Options
+
+
+class W2VOptions(Options):
+    """Options of the local objective; the defaults are wav2vec 2.0's, as the paper uses them."""
+
+    mask_probability: float = Field(default=0.065, gt=0, le=1)
+    """That a token starts a masked span."""
+    mask_span: int = Field(default=10, ge=1)
+    num_negatives: int = Field(default=100, ge=1)
+    temperature: float = Field(default=0.1, gt=0)
+    final_width: int = Field(default=256, ge=1)
+    """Width in which contexts and targets are compared."""
+    num_codebooks: int = Field(default=2, ge=1)
+    num_codes: int = Field(default=320, ge=2)
+    """Codes in each codebook."""
+    code_width: int = Field(default=256, ge=1)
+    """Width of a quantized vector, all codebooks together."""
+    gumbel_start: float = Field(default=2.0, gt=0)
+    gumbel_end: float = Field(default=0.5, gt=0)
+    gumbel_decay: float = Field(default=0.999995, gt=0, le=1)
+    """Factor on the Gumbel temperature with each step, from start down to end."""
+    diversity_weight: float = Field(default=0.1, ge=0)
+    features_penalty_weight: float = Field(default=10.0, ge=0)
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.code_width % self.num_codebooks:
+            raise ValueError(f"code_width {self.code_width} is not divisible by num_codebooks {self.num_codebooks}")
+        if self.gumbel_end > self.gumbel_start:
+            raise ValueError(f"gumbel_end {self.gumbel_end} is above gumbel_start {self.gumbel_start}")
+        return self
+
+
+class W2VDraws(NamedTuple):
+    """What is random in the local objective."""
+
+    mask: Tensor
+    """bool [S, T]."""
+    negative_counts: Tensor
+    """fp32 [S, T, T], multiplicities; see :mod:`engine.objectives.negatives`."""
+    gumbel_noise: Tensor | None
+    """fp32 [S, T, G, V]; None chooses the codes by arg-max, as evaluation does."""
+    gumbel_temperature: Tensor | float
+
+
+def gumbel_temperature(options: W2VOptions, step: Tensor) -> Tensor:
+    """Temperature of the quantizer's softmax at a step (int64 scalar): fp32 scalar, a pure function."""
+    decayed = options.gumbel_start * torch.exp(step.double() * math.log(options.gumbel_decay))
+    return decayed.clamp(min=options.gumbel_end).float()
+
+
+def perplexity(probabilities: Tensor) -> Tensor:
+    """Sum over groups of exp(entropy): [G, V] -> scalar from G (one code each) to G V (all codes alike)."""
+    return torch.exp(-(probabilities * torch.log(probabilities + 1e-7)).sum(-1)).sum()
+
+
+class W2V(Objective):
+    """At each masked token, tell the true quantized latent from those of other masked tokens.
+
+    loss = mean over masked tokens of the contrastive loss
+         + diversity_weight (G V - perplexity of the mean softmax over masked tokens) / (G V)
+         + features_penalty_weight mean squared output of the feature encoder.
+
+    Masked tokens are those of the whole global batch. The penalty stands behind the feature encoder's gradient scale, as in
+    wav2vec 2.0. Metrics: loss_local, loss_diversity, loss_features_penalty (they add up to the loss); accuracy_local, the
+    share of masked tokens whose positive beats every negative; prob_perplexity and code_perplexity, summed over groups;
+    gumbel_temperature.
+    """
+
+    options_class: ClassVar[type[Options]] = W2VOptions
+
+    def __init__(self, options: W2VOptions, encoder_options: EncoderOptions) -> None:
+        super().__init__(options, encoder_options)
+        self.options = options
+        self.num_features = encoder_options.feature_channels
+        self.width = encoder_options.width
+        self.quantizer = GumbelQuantizer(self.num_features, options.num_codebooks, options.num_codes, options.code_width)
+        self.target_projection = Linear(options.code_width, options.final_width)
+        self.context_projection = Linear(self.width, options.final_width)
+
+    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> W2VDraws:
+        """Draws masks, negatives and, in training, Gumbel noise."""
+        o = self.options
+        rows = keys.segment_rows(num_segments, device)
+        mask = span_mask(keys.key(Stream.SPAN_STARTS, device), rows, num_tokens, o.mask_probability, o.mask_span)
+        counts = draw_negative_counts(keys.key(Stream.NEGATIVES, device), rows, mask, o.num_negatives)
+        noise = None
+        if self.training:
+            shape = (num_segments, num_tokens, o.num_codebooks, o.num_codes)
+            draws = uniform(keys.key(Stream.GUMBEL, device), rows, math.prod(shape[1:]))
+            noise = -torch.log(-torch.log(draws)).view(shape)
+        return W2VDraws(mask, counts, noise, gumbel_temperature(o, keys.step_on(device)))
+
+    def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`Objective`."""
+        del patient  # negatives come from the same segment
+        return self.local_loss(encoder(segments.flatten(0, 1), draws.mask), draws)
+
+    def contrast(self, output: EncoderOutput, draws: W2VDraws) -> tuple[Tensor, Quantized, Tensor]:
+        """Compares contexts with targets.
+
+        Returns:
+            Logits fp32 [S, T, T] (context of token t against the target of token j), what the quantizer made of the
+            latents, and the multiplicities of the negatives without those equal to the positive, fp32 [S, T, T].
+        """
+        quantized: Quantized = self.quantizer(output.latents, draws.gumbel_noise, draws.gumbel_temperature)
+        targets = F.normalize(self.target_projection(quantized.vectors).float(), dim=-1)
+        contexts = F.normalize(self.context_projection(output.context).float(), dim=-1)
+        counts = without_equal_codes(draws.negative_counts, quantized.codes)
+        return contexts @ targets.mT / self.options.temperature, quantized, counts
+
+    def local_loss(self, output: EncoderOutput, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss from the encoder's output for all S segments of this rank, encoded with ``draws.mask``."""
+        o = self.options
+        logits, quantized, counts = self.contrast(output, draws)
+        losses, correct = contrastive_losses(logits, counts)
+
+        weights = token_weights(draws.mask)
+        probabilities, code_usage, num_masked = self._statistics(quantized, weights)
+        share = world_size() * weights / num_masked
+        prob_perplexity = perplexity(probabilities)
+        num_all_codes = o.num_codebooks * o.num_codes
+
+        local = (losses * share).sum()
+        diversity = o.diversity_weight * (num_all_codes - prob_perplexity) / num_all_codes
+        penalty = o.features_penalty_weight * output.features.float().square().mean()
+        metrics = {
+            "loss_local": local,
+            "loss_diversity": diversity,
+            "loss_features_penalty": penalty,
+            "accuracy_local": (correct * share).sum(),
+            "prob_perplexity": prob_perplexity,
+            "code_perplexity": perplexity(code_usage),
+            "gumbel_temperature": torch.as_tensor(draws.gumbel_temperature, dtype=torch.float32, device=local.device),
+        }
+        return local + diversity + penalty, {name: value.detach() for name, value in metrics.items()}
+
+    @staticmethod
+    def _statistics(quantized: Quantized, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Over the masked tokens of all ranks: mean softmax [G, V], share of each code without noise [G, V], number []."""
+        num_codes = quantized.logits.shape[-1]
+        softmax_sum = torch.einsum("st,stgv->gv", weights, quantized.logits.softmax(-1))
+        choices = F.one_hot(quantized.logits.argmax(-1), num_codes).float()
+        usage_sum = torch.einsum("st,stgv->gv", weights, choices)
+        # One collective for all three.
+        sums = sum_over_ranks(torch.cat([softmax_sum.flatten(), usage_sum.flatten(), weights.sum()[None]]))
+        num_masked = sums[-1].detach().clamp(min=1.0)
+        means = (sums[:-1] / num_masked).view(2, *softmax_sum.shape)
+        return means[0], means[1], num_masked
+
+    def flops_per_segment(self, num_tokens: int) -> float:
+        """Operations of the heads in one training step for one segment; see :class:`Objective`."""
+        o = self.options
+        heads = o.code_width * o.final_width + self.width * o.final_width + num_tokens * o.final_width
+        quantizing = quantizer.flops_per_segment(self.num_features, o.num_codebooks, o.num_codes, o.code_width, num_tokens)
+        return 3.0 * (2.0 * num_tokens * heads + quantizing)

@@ -1,0 +1,48 @@
+"""Local and global objective together (the paper's W2V+CMSC), equation 5: their sum, from one pass through the encoder.
+
+Legend: N pairs, C leads, T tokens.
+"""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.models import Encoder, EncoderOptions
+from engine.objectives.cmsc import CMSC, CMSCOptions
+from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
+from engine.options import Options
+
+
+class W2VCMSCOptions(Options):
+    """Options of both parts."""
+
+    w2v: W2VOptions = W2VOptions()
+    cmsc: CMSCOptions = CMSCOptions()
+
+
+class W2VCMSC(Objective):
+    """The sum of :class:`W2V` and :class:`CMSC` on the masked segments; its metrics are those of both."""
+
+    options_class: ClassVar[type[Options]] = W2VCMSCOptions
+
+    def __init__(self, options: W2VCMSCOptions, encoder_options: EncoderOptions) -> None:
+        super().__init__(options, encoder_options)
+        self.w2v = W2V(options.w2v, encoder_options)
+        self.cmsc = CMSC(options.cmsc, encoder_options)
+
+    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> W2VDraws:
+        """The local objective's draws; the global one draws nothing."""
+        return self.w2v.draw(keys, num_segments, num_tokens, device)
+
+    def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`Objective`."""
+        output = encoder(segments.flatten(0, 1), draws.mask)
+        local, local_metrics = self.w2v.local_loss(output, draws)
+        global_, global_metrics = self.cmsc.global_loss(output, patient)
+        return local + global_, local_metrics | global_metrics
+
+    def flops_per_segment(self, num_tokens: int) -> float:
+        """The heads of both; see :class:`Objective`."""
+        return self.w2v.flops_per_segment(num_tokens) + self.cmsc.flops_per_segment(num_tokens)

@@ -1,0 +1,23 @@
+"""The base of every component's options: typed, frozen, and strict about unknown keys."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """Options of one component, declared in the component's own file and composed by :mod:`engine.config`.
+
+    An unknown key is an error, values are validated on construction, and an instance cannot be changed afterwards.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class OptionError(ValueError):
+    """A mistake in what the user asked for; the message is one line that says what, where, and what to do.
+
+    In a run of several ranks all of them raise it together, and the first one tells the user.
+    """
+
+
+class RankError(OptionError):
+    """The same, where it may show on some ranks only, such as a shard that can no longer be read: each of them tells."""

@@ -1,0 +1,134 @@
+"""Pre-trains an ECG encoder.
+
+    deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=DATASET [key.path=value ...]
+
+Run it again with the same output_dir to go on where it stopped.
+"""
+
+import argparse
+import logging
+import math
+import sys
+import warnings
+from pathlib import Path
+
+from data_tools.shards.manifest import DatasetError
+from engine.config import RunConfig, load_config
+from engine.options import OptionError, RankError
+from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.setup import prepare
+from engine.training.sinks import make_sinks
+from engine.training.summary import describe_start, summarise, write_summary
+from engine.training.trainer import Trainer, TrainingStoppedError
+
+_EXAMPLE = """example:
+  deepspeed --num_gpus 4 engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml \\
+      data.path=datasets/physionet2021 output_dir=runs/first train.batch_size=512 zero.stage=2"""
+
+
+def main() -> int:
+    """Runs the script; returns the exit status."""
+    arguments = _parse_arguments()
+    try:
+        config = load_config(arguments.config, arguments.overrides)
+        if arguments.print_config:
+            sys.stdout.write(config.to_yaml())
+            return 0
+        ranks = start(choose_device(config.train.device))
+    except OptionError as error:
+        return _fail(error, speak=arguments.local_rank in {-1, 0})
+    try:
+        _run(config, ranks)
+    except TrainingStoppedError as stopped:
+        if ranks.is_main:
+            sys.stderr.write(f"pretrain: {stopped}\n")
+        return 143
+    except (OptionError, DatasetError) as error:
+        return _fail(error, speak=ranks.is_main or isinstance(error, RankError))
+    finally:
+        stop()
+    return 0
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="pretrain.py",
+        description="Pre-trains an ECG encoder.",
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a YAML file; several are laid over each other",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="single settings, over the files")
+    return parser.parse_intermixed_args()
+
+
+def _run(config: RunConfig, ranks: Ranks) -> None:
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    if ranks.is_main:
+        config.output_dir.mkdir(parents=True, exist_ok=True)
+    trainer = prepare(config, ranks)
+    if ranks.is_main:
+        (config.output_dir / "config.yaml").write_text(config.to_yaml())
+        sys.stderr.write(_describe(config, ranks, trainer) + "\n")
+        trainer.sinks = make_sinks(config, trainer.info.step, trainer.num_steps)
+    try:
+        trainer.run()
+    finally:
+        for sink in trainer.sinks:
+            sink.close()
+        trainer.close()
+    if ranks.is_main:
+        _conclude(config, ranks, trainer)
+    ranks.barrier()
+
+
+def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
+    num_parameters = sum(math.prod(shape) for shape in trainer.info.shapes.values())
+    start_from = f"step {trainer.info.step}, from a checkpoint" if trainer.info.step else "the beginning"
+    counts = ", ".join(f"{name} {store.num_crops:,}" for name, store in trainer.stores.items())
+    return describe_start(
+        {
+            "objective": config.objective.name,
+            "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",
+            "crops": f"{counts}, read with {trainer.loader.name} from {config.data.path}",
+            "ranks": f"{ranks.world_size} x {ranks.device.type}, ZeRO-{config.zero.stage}",
+            "batch": f"{config.train.batch_size} pairs of segments",
+            "steps": f"{trainer.num_steps:,}, from {start_from}",
+            "output": str(config.output_dir),
+        }
+    )
+
+
+def _conclude(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
+    summary = summarise(
+        config.output_dir / "metrics.jsonl",
+        num_crops=trainer.stores["train"].num_crops,
+        world_size=ranks.world_size,
+        device=ranks.device.type,
+        precision=config.train.precision,
+        zero_stage=config.zero.stage,
+        peak_flops=trainer.peak_flops,
+    )
+    sys.stdout.write(f"done: {config.objective.name}\n{write_summary(summary, config.output_dir)}\n")
+    sys.stdout.write(f"  checkpoint   {trainer.checkpoints.folder / f'step-{trainer.progress.saved_step:08d}'}\n")
+
+
+def _fail(error: Exception, *, speak: bool) -> int:
+    if speak:
+        sys.stderr.write(f"pretrain: {error}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

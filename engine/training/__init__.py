@@ -1,0 +1,1 @@
+"""Joins model, objective and data: the trainer, its checkpoints, its figures and where they go."""

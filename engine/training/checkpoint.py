@@ -1,0 +1,246 @@
+"""Checkpoints that are whole or not there.
+
+    RUN/checkpoints/step-00000100/checkpoint.json     what it is: step, loader position, configuration, shapes, files
+                                  deepspeed/*.pt      what DeepSpeed wrote: model, optimiser, one part a rank
+    RUN/checkpoints/.partial-step-00000200/           being written when the run died; removed by the next one
+
+A checkpoint is written beside its place, flushed to the disk, and renamed. ``checkpoint.json`` holds every file's size and
+SHA-256, so that one that was damaged later is found out, and passed over for the one before.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from engine.options import OptionError, RankError
+from engine.training.distributed import Ranks
+
+FORMAT_VERSION = 1
+_PARTIAL = ".partial-"
+_TAG = "deepspeed"
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    """The contents of ``checkpoint.json``."""
+
+    format_version: int
+    step: int
+    loader: dict[str, Any]
+    config: dict[str, Any]
+    world_size: int
+    zero_stage: int
+    shapes: dict[str, list[int]]
+    valid_loss: float | None = None
+    best_valid_loss: float | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Checkpoints:
+    """The checkpoints of one run.
+
+    Args:
+        folder: where they are; made if need be.
+        ranks: all ranks call every method together.
+        keep_last: how many of the newest are kept.
+        keep_best: whether the one with the lowest validation loss is kept as well.
+    """
+
+    def __init__(self, folder: Path, ranks: Ranks, *, keep_last: int, keep_best: bool) -> None:
+        self.folder = folder
+        self._ranks = ranks
+        self._keep_last = keep_last
+        self._keep_best = keep_best
+
+    def save(self, engine: Any, info: CheckpointInfo) -> Path:
+        """Writes a checkpoint of the engine and takes away those that are no longer to be kept.
+
+        Raises:
+            OptionError: if it could not be written, on a full disk for example; earlier checkpoints are untouched.
+        """
+        name = _name(info.step)
+        partial = self.folder / f"{_PARTIAL}{name}"
+        self._ranks.first(lambda: self._prepare(partial))
+        try:
+            engine.save_checkpoint(str(partial), tag=_TAG, client_state={}, save_latest=False)
+        except (OSError, RuntimeError) as error:
+            # torch.save reports a full disk as a RuntimeError of its zip writer.
+            reason = str(error).splitlines()[0]
+            raise RankError(
+                f"{self.folder / name}: the checkpoint could not be written ({reason}): see that the disk has room, then "
+                f"start again; the earlier checkpoints are whole"
+            ) from error
+        self._ranks.barrier()
+        files = self._hash_files(partial)
+        self._ranks.first(lambda: self._publish(partial, CheckpointInfo(**{**asdict(info), "files": files})))
+        return self.folder / name
+
+    def newest(self) -> tuple[Path, CheckpointInfo] | None:
+        """The newest whole checkpoint, checked byte by byte; damaged ones are passed over with a warning."""
+        self._ranks.first(self._remove_partial)
+        names: list[str] = self._ranks.first(lambda: sorted((p.name for p in self.folder.glob("step-*")), reverse=True))
+        for name in names:
+            path = self.folder / name
+            try:
+                return path, self.read(path)
+            except OptionError as error:
+                if self._ranks.is_main:
+                    warnings.warn(f"passed over: {error}", stacklevel=2)
+        return None
+
+    def read(self, path: Path) -> CheckpointInfo:
+        """Reads ``checkpoint.json`` and checks every file it names; each rank takes its share of them.
+
+        Raises:
+            OptionError: if the checkpoint is not whole; all ranks raise the same error.
+        """
+        info: CheckpointInfo = self._ranks.first(lambda: _read_info(path))
+        problem = None
+        for number, (name, expected) in enumerate(sorted(info.files.items())):
+            if number % self._ranks.world_size == self._ranks.rank and problem is None:
+                problem = _compare(path / name, expected)
+        problems = [text for text in self._ranks.gather(problem) if text]
+        if problems:
+            raise OptionError(f"{path}: the checkpoint is damaged: {problems[0]}")
+        return info
+
+    def load(self, engine: Any, path: Path) -> None:
+        """Loads model and optimiser into the engine; :func:`check_fits` comes first."""
+        loaded, _ = engine.load_checkpoint(str(path), tag=_TAG)
+        assert loaded is not None, path
+
+    def _prepare(self, partial: Path) -> None:
+        shutil.rmtree(partial, ignore_errors=True)
+        try:
+            partial.mkdir(parents=True)
+        except OSError as error:
+            raise OptionError(f"{partial}: cannot be made: {error.strerror}") from None
+
+    def _hash_files(self, partial: Path) -> dict[str, dict[str, Any]]:
+        """Sizes and hashes of all files, each computed and flushed to disk by one rank."""
+        names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
+        mine = names[self._ranks.rank :: self._ranks.world_size]
+        parts = self._ranks.gather({name: _describe(partial / name, flush=True) for name in mine})
+        return {name: described for part in parts for name, described in part.items()}
+
+    def _publish(self, partial: Path, info: CheckpointInfo) -> None:
+        target = self.folder / _name(info.step)
+        _write_flushed(partial / "checkpoint.json", json.dumps(asdict(info), indent=1))
+        _flush_folder(partial)
+        if target.exists():
+            # The same step again, after a resume from before it.
+            shutil.rmtree(target)
+        partial.rename(target)
+        _flush_folder(self.folder)
+        self._prune()
+
+    def _prune(self) -> None:
+        infos: dict[Path, CheckpointInfo] = {}
+        for path in sorted(self.folder.glob("step-*")):
+            try:
+                infos[path] = _read_info(path)
+            except OptionError:
+                continue  # damaged: not ours to remove, and not counted among those to keep
+        keep = set(list(infos)[-self._keep_last :])
+        if self._keep_best:
+            scored = [(info.valid_loss, path) for path, info in infos.items() if info.valid_loss is not None]
+            keep |= {min(scored)[1]} if scored else set()
+        for path in infos.keys() - keep:
+            # Renamed first: half a removed checkpoint must not look like a whole one that was damaged.
+            doomed = self.folder / f"{_PARTIAL}{path.name}"
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+    def _remove_partial(self) -> None:
+        for path in self.folder.glob(f"{_PARTIAL}*"):
+            shutil.rmtree(path)
+
+
+def check_fits(path: Path, info: CheckpointInfo, model: nn.Module, world_size: int, zero_stage: int) -> None:
+    """Compares a checkpoint with the model and the ranks that are to go on from it.
+
+    Raises:
+        OptionError: one line that says which shapes, ranks or ZeRO stages differ.
+    """
+    shapes = parameter_shapes(model)
+    differing = [name for name in info.shapes.keys() | shapes.keys() if info.shapes.get(name) != shapes.get(name)]
+    if differing:
+        name = min(differing)
+        raise OptionError(
+            f"{path}: holds another model: {name} is {info.shapes.get(name, 'absent')} there and "
+            f"{shapes.get(name, 'absent')} in this configuration ({len(differing)} parameters differ): "
+            f"give the 'model' and 'objective' it was trained with, or another output_dir"
+        )
+    # With ZeRO, each rank's file holds that rank's part; without, one file holds all and any number of ranks can read it.
+    if (info.zero_stage, zero_stage) != (0, 0) and (info.zero_stage, info.world_size) != (zero_stage, world_size):
+        raise OptionError(
+            f"{path}: was written by {info.world_size} ranks with zero.stage={info.zero_stage}, and this run has "
+            f"{world_size} with zero.stage={zero_stage}: start it with the same"
+        )
+
+
+def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
+    """The shape of every parameter by name, before DeepSpeed partitions them."""
+    return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+
+
+def _name(step: int) -> str:
+    return f"step-{step:08d}"
+
+
+def _read_info(path: Path) -> CheckpointInfo:
+    file = path / "checkpoint.json"
+    try:
+        content: Mapping[str, Any] = json.loads(file.read_text())
+    except OSError as error:
+        raise OptionError(f"{file}: cannot be read ({error.strerror}): give the folder of a whole checkpoint") from None
+    except ValueError as error:
+        raise OptionError(f"{file}: is damaged: {error}") from None
+    version = content.get("format_version")
+    if version != FORMAT_VERSION:
+        raise OptionError(
+            f"{file}: has format version {version}, this engine reads {FORMAT_VERSION}: take the engine that wrote it"
+        )
+    return CheckpointInfo(**content)
+
+
+def _describe(path: Path, *, flush: bool = False) -> dict[str, Any]:
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if flush:
+            os.fsync(file.fileno())
+    return {"size": path.stat().st_size, "sha256": digest}
+
+
+def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
+    if not path.is_file():
+        return f"{path.name} is missing"
+    if path.stat().st_size != expected["size"]:
+        return f"{path.name} has {path.stat().st_size} bytes instead of {expected['size']}"
+    if _describe(path) != expected:
+        return f"{path.name} has changed since it was written"
+    return None
+
+
+def _write_flushed(path: Path, text: str) -> None:
+    with path.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _flush_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,75 @@
+"""The figures of a step: reduced over the ranks, and read without making the device wait.
+
+A step puts its figures into one small vector on the device, one collective gathers it from all ranks, and the copy to the host
+is read when the next step has been launched. So logging costs the device nothing; in return everything that follows from a
+figure (stopping on NaN, stopping on SIGTERM) happens a step later, and before any checkpoint is written.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.training.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class StepFigures:
+    """What is known of a step once all ranks have finished it."""
+
+    step: int
+    means: dict[str, float]
+    data_wait_seconds: float
+    peak_memory_bytes: float
+    stop_requested: bool
+    nonfinite_ranks: list[int]
+
+
+class PendingFigures:
+    """The figures of a step on their way to the host.
+
+    Args:
+        step: its number, counted from 1.
+        ranks: all ranks construct this together.
+        means: scalars on the device whose mean over the ranks is the global figure; must hold ``loss``.
+        data_wait_seconds: how long this rank waited for its batches; the maximum over the ranks counts.
+        peak_memory_bytes: of this rank; the maximum counts.
+        stop_requested: whether this rank has received a signal; one is enough.
+    """
+
+    def __init__(
+        self,
+        step: int,
+        ranks: Ranks,
+        means: dict[str, Tensor],
+        *,
+        data_wait_seconds: float,
+        peak_memory_bytes: int,
+        stop_requested: bool,
+    ) -> None:
+        self.step = step
+        self._names = list(means)
+        host = torch.tensor([data_wait_seconds, peak_memory_bytes, float(stop_requested)], dtype=torch.float32)
+        vector = torch.cat([torch.stack([value.float() for value in means.values()]), host.to(ranks.device, non_blocking=True)])
+        self._rows = ranks.gather_vector(vector)
+        self._event: torch.cuda.Event | None = None
+        if ranks.device.type == "cuda":
+            self._rows = self._rows.to("cpu", non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def read(self) -> StepFigures:
+        """Waits for the copy, if it is still under way, and unpacks it."""
+        if self._event is not None:
+            self._event.synchronize()
+        num_means = len(self._names)
+        rows = self._rows[:, :num_means]
+        data_wait, peak_memory, stop = self._rows[:, num_means:].amax(dim=0).tolist()
+        return StepFigures(
+            step=self.step,
+            means=dict(zip(self._names, rows.double().mean(dim=0).tolist(), strict=True)),
+            data_wait_seconds=data_wait,
+            peak_memory_bytes=peak_memory,
+            stop_requested=bool(stop),
+            nonfinite_ranks=torch.nonzero(~rows.isfinite().all(dim=1)).flatten().tolist(),
+        )

@@ -1,0 +1,163 @@
+"""Builds a pre-training run from its configuration: data, model, DeepSpeed engine, checkpoints, trainer."""
+
+import json
+import os
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data_tools.recording import SEGMENT_SAMPLES
+from data_tools.shards.dataset import Dataset
+from engine.config import RunConfig
+from engine.data import CropStore, Loader, SampleOrder, make_loader
+from engine.models import Encoder
+from engine.objectives import OBJECTIVES, PretrainingModel
+from engine.options import OptionError
+from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
+from engine.training.distributed import Ranks
+from engine.training.optimizer import make_optimizer
+from engine.training.throughput import measure_peak_flops
+from engine.training.trainer import DTYPES, Trainer
+
+
+def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
+    """Makes everything ready for the first step, the newest checkpoint loaded if the run goes on from one.
+
+    Raises:
+        OptionError, DatasetError: one line for the user; the same on every rank.
+    """
+    micro_size, _ = config.train.micro_batches(ranks.world_size)
+    dataset = open_dataset(config, ranks)
+    stores = {"train": CropStore(dataset, config.data.train_split)}
+    if config.data.valid_split in dataset.manifest.counts:
+        stores["valid"] = CropStore(dataset, config.data.valid_split)
+    loaders = {name: _make_loader(config, store, ranks, micro_size) for name, store in stores.items()}
+    num_steps = config.train.steps or _steps_of_epochs(config, stores["train"].num_crops)
+
+    model = make_model(config)
+    shapes = parameter_shapes(model)
+    checkpoints = Checkpoints(
+        config.output_dir / "checkpoints", ranks, keep_last=config.checkpoint.keep_last, keep_best=config.checkpoint.keep_best
+    )
+    start = _find_start(config, checkpoints)
+    if start is not None:
+        check_fits(start[0], start[1], model, ranks.world_size, config.zero.stage)
+        loaders["train"].load_state_dict(start[1].loader)
+    flops = 2 * config.train.batch_size * model.flops_per_segment(SEGMENT_SAMPLES)
+    engine = make_engine(config, model, ranks)
+    info = CheckpointInfo(
+        format_version=FORMAT_VERSION,
+        step=0,
+        loader=loaders["train"].state_dict(),
+        config=config.to_mapping(),
+        world_size=ranks.world_size,
+        zero_stage=config.zero.stage,
+        shapes=shapes,
+        versions={name: version(name) for name in ("ecg-engine", "torch", "deepspeed")},
+    )
+    if start is not None:
+        checkpoints.load(engine, start[0])
+        info = replace(info, step=start[1].step, best_valid_loss=start[1].best_valid_loss)
+    peak = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
+    return Trainer(
+        config, ranks, engine, loaders["train"], loaders.get("valid"), stores, checkpoints, info,
+        flops_per_step=flops, peak_flops=peak, num_steps=num_steps,
+    )  # fmt: skip
+
+
+def make_model(config: RunConfig) -> PretrainingModel:
+    """The encoder with its objective, the same initial weights for the same seed."""
+    torch.manual_seed(config.seed)
+    objective = OBJECTIVES[config.objective.name](config.objective.options, config.model)
+    return PretrainingModel(Encoder(config.model), objective, seed=config.seed)
+
+
+def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any:
+    """DeepSpeed's engine around the model, with the optimiser."""
+    import deepspeed
+
+    optimizer = make_optimizer(model, config.optimizer)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
+    if config.train.compile:
+        engine.module.compile()
+    return engine
+
+
+def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
+    """Opens the dataset and checks its shards, each rank its share, before anything is trained on them.
+
+    ``data.verify=hash`` computes every shard's SHA-256 once: what was found whole is remembered by size and time of change in
+    the user's cache folder, and not read again until it changes.
+    """
+    if config.data.path is None:
+        raise OptionError("data.path is missing: give the folder of a dataset, data.path=DATASET (ecg-data build makes one)")
+    dataset: Dataset = ranks.first(lambda: Dataset.open(Path(str(config.data.path))))
+    if config.data.verify == "hash":
+        shards = [shard for split in dataset.manifest.counts for shard in dataset.shards(split)]
+        cache = _cache_folder() / f"verified-{dataset.fingerprint}.json"
+        known: dict[str, list[int]] = ranks.first(lambda: json.loads(cache.read_text()) if cache.exists() else {})
+        stamps = {shard.file: _stamp(dataset.path / shard.file) for shard in shards}
+        unknown = [shard for shard in shards if known.get(str(dataset.path / shard.file)) != stamps[shard.file]]
+        problems = dataset.verify_shards(unknown[ranks.rank :: ranks.world_size])
+        problems = [problem for part in ranks.gather(problems) for problem in part]
+        if problems:
+            raise OptionError(
+                f"{problems[0]}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}: "
+                f"see `ecg-data verify {dataset.path}`, and build the dataset again"
+            )
+        if unknown and ranks.is_main:
+            known |= {str(dataset.path / file): stamp for file, stamp in stamps.items()}
+            _write_cache(cache, known)
+    return dataset
+
+
+def _stamp(path: Path) -> list[int]:
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ecg-engine"
+
+
+def _write_cache(path: Path, content: dict[str, list[int]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_suffix(f".{os.getpid()}")
+    scratch.write_text(json.dumps(content))
+    scratch.replace(path)
+
+
+def _make_loader(config: RunConfig, store: CropStore, ranks: Ranks, micro_size: int) -> Loader:
+    order = SampleOrder(
+        store.num_crops, config.seed, block_size=config.data.block_size, window_blocks=config.data.window_blocks
+    )
+    return make_loader(
+        config.data,
+        store,
+        order,
+        seed=config.seed,
+        batch_size=micro_size,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        device=ranks.device,
+    )
+
+
+def _steps_of_epochs(config: RunConfig, num_crops: int) -> int:
+    assert config.train.epochs is not None
+    return max(1, round(config.train.epochs * num_crops / config.train.batch_size))
+
+
+def _find_start(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path, CheckpointInfo] | None:
+    """The checkpoint that ``resume`` means, checked, or ``None`` to start from the beginning."""
+    if config.resume == "auto":
+        return checkpoints.newest()
+    if config.resume != "none":
+        path = Path(config.resume)
+        return path, checkpoints.read(path)
+    if checkpoints.newest() is not None:
+        raise OptionError(f"{config.output_dir}: holds a run already: give another output_dir, or resume=auto to go on with it")
+    return None

@@ -1,0 +1,47 @@
+"""How fast a run is, and how fast it could be: crops per second, model FLOPs utilisation, memory.
+
+MFU counts matrix products and convolutions only, forward once and backward twice, nothing for recomputation, against the
+measured rate of one large matrix product on the same device in the same precision.
+"""
+
+import resource
+import sys
+import time
+from statistics import median
+
+import torch
+
+# The product whose rate is the yardstick: [M, K] x [K, N]. On a CPU it is the model's own largest product at 8 pairs, since
+# a larger one would only measure the memory; on a GPU it is the customary large square one.
+_CPU_PRODUCT = (2496, 768, 3072)
+_CUDA_PRODUCT = (8192, 8192, 8192)
+
+
+def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
+    """Measures the rate of a large matrix product, in FLOP/s: the median over ``repeats``, after one to warm up."""
+    m, k, n = _CUDA_PRODUCT if device.type == "cuda" else _CPU_PRODUCT
+    generator = torch.Generator(device=device).manual_seed(0)
+    a = torch.randn(m, k, device=device, generator=generator).to(dtype)
+    b = torch.randn(k, n, device=device, generator=generator).to(dtype)
+    seconds = []
+    for _ in range(repeats + 1):
+        synchronize(device)
+        start = time.perf_counter()
+        _ = a @ b
+        synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return 2.0 * m * k * n / median(seconds[1:])
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits for the device to finish; for measuring only, never in a step."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """The most memory this process has held: of the GPU's if it trains there, else of the machine's."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts kibibytes, macOS bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,48 @@
+"""Fixtures for every test."""
+
+from pathlib import Path
+
+import pytest
+
+from data_tools.build import BuildOptions, build_dataset
+from data_tools.synthetic import write_cohort
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real recordings and golden vectors; tests that use it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared reference data is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def simulated_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset of a simulated cohort, built as a user builds one; tests must not change it."""
+    return _build(tmp_path_factory.mktemp("simulated"), num_patients=40, seed=1)
+
+
+@pytest.fixture(scope="session")
+def other_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Another one, of other patients."""
+    return _build(tmp_path_factory.mktemp("other"), num_patients=12, seed=2)
+
+
+@pytest.fixture(scope="session")
+def recordings_dataset(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+    """A dataset of real recordings where there are some, else the simulated one."""
+    if not SHARED.is_dir():
+        dataset: Path = request.getfixturevalue("simulated_dataset")
+        return dataset
+    out = tmp_path_factory.mktemp("real") / "dataset"
+    options = BuildOptions("physionet2021", (SHARED / "ecg" / "physionet2021",), crops_per_shard=10, valid_fraction=0.1)
+    build_dataset(options, out, num_workers=1)
+    return out
+
+
+def _build(folder: Path, num_patients: int, seed: int) -> Path:
+    write_cohort(folder / "wfdb", num_patients, seed)
+    build_dataset(BuildOptions("physionet2021", (folder / "wfdb",), crops_per_shard=50), folder / "dataset", num_workers=1)
+    return folder / "dataset"

@@ -1,0 +1,308 @@
+"""What every loader keeps to. A new loader gets a subclass at the end; it inherits all tests."""
+
+import gc
+import shutil
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from dataset_fixtures import crop_signal
+
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from engine.data import Batch, CropStore, DataOptions, Loader, LoaderStateError, SampleOrder, make_loader
+
+SEED = 5
+PLAIN: dict[str, Any] = {"augmentations": {"random_lead_masking": None}}
+
+
+def make(
+    name: str,
+    dataset: Dataset,
+    *,
+    split: str = "pretrain",
+    batch_size: int = 6,
+    rank: int = 0,
+    world_size: int = 1,
+    device: str = "cpu",
+    seed: int = SEED,
+    block_size: int = 4,
+    **options: Any,
+) -> Loader:
+    store = CropStore(dataset, split)
+    return make_loader(
+        DataOptions.model_validate({"loader": name, **options}),
+        store,
+        SampleOrder(store.num_crops, seed, block_size=block_size, window_blocks=3),
+        seed=seed,
+        batch_size=batch_size,
+        rank=rank,
+        world_size=world_size,
+        device=device,
+    )
+
+
+def take(loader: Loader, count: int) -> list[Batch]:
+    return list(islice(loader, count))
+
+
+def join(batches: list[Batch]) -> Batch:
+    return Batch(*(torch.cat([getattr(batch, field.name) for batch in batches]).cpu() for field in fields(Batch)))
+
+
+def assert_same(one: Batch, other: Batch) -> None:
+    for field in fields(Batch):
+        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), f"{field.name} differs"
+
+
+def expected_segments(store: CropStore, rows: list[int]) -> np.ndarray:
+    numbers = [int(key.split("-")[1]) for key in store.keys(rows)]
+    crops = np.stack([crop_signal(store.split, number) for number in numbers]).astype(np.float64)
+    return crops.reshape(len(rows), 12, 2, 2500).transpose(0, 2, 1, 3) / 1000
+
+
+class LoaderContract:
+    """The tests. ``self.make`` gives the loader under test."""
+
+    name: ClassVar[str]
+    device: ClassVar[str] = "cpu"
+
+    def make(self, dataset: Dataset, **changes: Any) -> Loader:
+        return make(self.name, dataset, device=self.device, **changes)
+
+    def read(self, dataset: Dataset, count: int, **changes: Any) -> Batch:
+        with self.make(dataset, **changes) as loader:
+            return join(take(loader, count))
+
+    def test_batches_are_the_crops_of_the_stream_in_millivolts(self, dataset):
+        store = CropStore(dataset, "pretrain")
+        with self.make(dataset, **PLAIN) as loader:
+            batches = take(loader, 5)
+            for number, batch in enumerate(batches):
+                assert batch.segments.shape == (6, 2, 12, 2500)
+                assert batch.segments.dtype == torch.float32
+                assert batch.segments.is_contiguous()
+                assert {getattr(batch, field.name).device.type for field in fields(Batch)} == {self.device}
+                rows = loader.order.indices(6 * number, 6)
+                assert batch.row.tolist() == rows.tolist()
+                assert batch.position.tolist() == list(range(6 * number, 6 * number + 6))
+                assert batch.recording.tolist() == store.recording[rows].tolist()
+                assert batch.patient.tolist() == store.patient[rows].tolist()
+                np.testing.assert_allclose(batch.segments.cpu(), expected_segments(store, rows.tolist()), rtol=1e-6)
+
+    def test_epochs_follow_each_other_within_a_batch_and_no_padded_crop_appears(self, dataset):
+        store = CropStore(dataset, "pretrain")
+        num_crops = store.num_crops
+        assert num_crops == 72
+        joined = self.read(dataset, 45, batch_size=5, **PLAIN)  # 225 crops: three epochs and a bit, straddled
+        for epoch in joined.row[: 3 * num_crops].view(3, num_crops):
+            assert epoch.sort().values.tolist() == list(range(num_crops))
+        assert not torch.equal(joined.row[:num_crops], joined.row[num_crops : 2 * num_crops])
+        np.testing.assert_allclose(joined.segments, expected_segments(store, joined.row.tolist()), rtol=1e-6)
+
+    def test_a_batch_may_be_larger_than_the_split(self, dataset):
+        joined = self.read(dataset, 2, split="valid", batch_size=20)
+        assert sorted(joined.row[:8].tolist()) == list(range(8))
+        assert joined.row.shape == (40,)
+
+    @pytest.mark.parametrize("world_size", [2, 3])
+    def test_ranks_partition_the_global_batch(self, dataset, world_size):
+        whole = self.read(dataset, 4, batch_size=6 * world_size)
+        by_rank = []
+        for rank in range(world_size):
+            with self.make(dataset, rank=rank, world_size=world_size) as loader:
+                by_rank.append(take(loader, 4))
+                assert loader.state_dict()["cursor"] == 4 * 6 * world_size
+        assert_same(join([batches[number] for number in range(4) for batches in by_rank]), whole)
+
+    def test_masking_zeroes_whole_leads_and_leaves_the_others(self, dataset):
+        plain, masked = self.read(dataset, 8, **PLAIN), self.read(dataset, 8)
+        zeros = (masked.segments == 0).all(dim=-1)
+        assert 0.4 < zeros.float().mean() < 0.6
+        assert torch.equal(masked.segments[~zeros], plain.segments[~zeros])
+        again = self.read(dataset, 24)  # another epoch draws other masks
+        first = {int(row): zeros for row, zeros in zip(again.row[:72], (again.segments[:72] == 0).all(-1), strict=True)}
+        second = {int(row): zeros for row, zeros in zip(again.row[72:], (again.segments[72:] == 0).all(-1), strict=True)}
+        assert np.mean([torch.equal(first[row], zeros) for row, zeros in second.items()]) < 0.01
+
+    @pytest.mark.parametrize("leads", [6, 3, 1, ["V6", "aVR"]])
+    def test_fewer_leads_are_those_channels_in_canonical_order(self, dataset, leads):
+        rows = {6: range(6), 3: (0, 1, 7), 1: (0,)}.get(leads, (3, 11)) if isinstance(leads, int) else (3, 11)
+        full, fewer = self.read(dataset, 3, **PLAIN), self.read(dataset, 3, leads=leads, **PLAIN)
+        assert torch.equal(fewer.segments, full.segments[:, :, list(rows)])
+        masked = self.read(dataset, 3, leads=leads)
+        assert masked.segments.shape == fewer.segments.shape
+        assert 0 < (masked.segments == 0).all(-1).sum() < masked.segments[..., 0].numel()
+
+    @pytest.mark.parametrize("num_before", [0, 1, 7, 13])
+    def test_resuming_is_exact_also_with_other_ranks_and_batches(self, dataset, num_before):
+        whole = self.read(dataset, 30)
+        with self.make(dataset) as loader:
+            take(loader, num_before)
+            state = loader.state_dict()
+        assert state["cursor"] == 6 * num_before
+        with self.make(dataset) as same:
+            same.load_state_dict(state)
+            after = join(take(same, 5))
+            assert same.state_dict()["cursor"] == 6 * (num_before + 5)
+        begin = state["cursor"]
+        assert_same(after, Batch(*(getattr(whole, field.name)[begin : begin + 30] for field in fields(Batch))))
+        by_rank = []
+        for rank in range(2):
+            with self.make(dataset, batch_size=5, rank=rank, world_size=2) as other:
+                other.load_state_dict(state)
+                by_rank.append(take(other, 3))
+        joined = join([batches[number] for number in range(3) for batches in by_rank])
+        assert_same(joined, after)
+
+    def test_seek_goes_anywhere_at_any_time(self, dataset):
+        whole = self.read(dataset, 20)
+        with self.make(dataset) as loader:
+            for cursor in (60, 0, 0, 33):
+                loader.seek(cursor)
+                joined = join(take(loader, 3))
+                assert_same(joined, Batch(*(getattr(whole, field.name)[cursor : cursor + 18] for field in fields(Batch))))
+                assert loader.state_dict()["cursor"] == cursor + 18
+
+    def test_a_state_of_something_else_is_refused_in_one_line(self, dataset):
+        with self.make(dataset) as loader:
+            state = loader.state_dict()
+            changes = {"version": 2, "fingerprint": "f" * 64, "num_crops": 7, "seed": 9, "split": "valid", "block_size": 64}
+            for key, value in changes.items():
+                with pytest.raises(LoaderStateError, match=f"state has {key}={value}, this run") as error:
+                    loader.load_state_dict({**state, key: value})
+                assert "\n" not in str(error.value)
+            for cursor in (-1, None, "3"):
+                with pytest.raises(LoaderStateError, match="cursor="):
+                    loader.load_state_dict({**state, "cursor": cursor})
+            with pytest.raises(LoaderStateError, match="version=None"):
+                loader.load_state_dict({})
+            with pytest.raises(ValueError, match="-1"):
+                loader.seek(-1)
+
+    def test_batches_stay_as_they_are_while_they_are_held(self, dataset):
+        with self.make(dataset) as loader:
+            held = take(loader, 6)
+            copies = [batch.segments.clone() for batch in held]
+            views = [batch.segments[2:3, 1] for batch in take(loader, 2)]
+            view_copies = [view.clone() for view in views]
+            take(loader, 20)
+        gc.collect()
+        assert all(torch.equal(batch.segments, copy) for batch, copy in zip(held, copies, strict=True))
+        assert all(torch.equal(view, copy) for view, copy in zip(views, view_copies, strict=True))
+
+    def test_closing_ends_the_threads_and_is_final(self, dataset):
+        before = {thread.ident for thread in threading.enumerate()}
+        loader = self.make(dataset, prefetch=8, num_threads=4)
+        take(loader, 3)
+        loader.close()
+        loader.close()
+        assert {thread.ident for thread in threading.enumerate()} <= before
+        assert loader.state_dict()["cursor"] == 18
+        with pytest.raises(ValueError, match="closed"):
+            next(loader)
+        with pytest.raises(ValueError, match="closed"):
+            loader.seek(0)
+
+    def test_a_loader_nobody_holds_is_freed_and_its_batches_live_on(self, dataset):
+        loader = self.make(dataset)
+        batch = next(loader)
+        copy = batch.segments.clone()
+        gone = weakref.ref(loader)
+        del loader
+        gc.collect()
+        assert gone() is None
+        assert torch.equal(batch.segments, copy)
+
+    def test_a_program_that_does_not_close_its_loader_ends(self, dataset):
+        """A process of its own, because what is tested is the end of the interpreter."""
+        program = (
+            "import sys\n"
+            "sys.path.insert(0, sys.argv[1])\n"
+            "from data_tools.shards.dataset import Dataset\n"
+            "from contracts.test_loaders import make\n"
+            "loader = make(sys.argv[3], Dataset.open(sys.argv[2]), device=sys.argv[4], prefetch=8)\n"
+            "print(len(next(loader)))\n"
+        )
+        tests = Path(__file__).parents[1]
+        words = [sys.executable, "-c", program, str(tests), str(dataset.path), self.name, self.device]
+        result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=tests.parent)
+        assert (result.returncode, result.stdout) == (0, "6\n"), result.stderr
+
+    def test_a_shard_removed_while_training_is_named(self, dataset, tmp_path):
+        folder = tmp_path / "copy"
+        shutil.copytree(dataset.path, folder)
+        loader = self.make(Dataset.open(folder), prefetch=1)
+        next(loader)
+        for shard in (folder / "shards").glob("*.tar"):
+            with shard.open("rb+") as file:
+                file.truncate(1000)
+        with pytest.raises(DatasetError, match=r"shards/pretrain-00000\d\.tar ends at byte") as error:
+            take(loader, 20)
+        assert "\n" not in str(error.value)
+        assert loader.state_dict()["cursor"] % 6 == 0
+        with pytest.raises(ValueError, match="failed before"):
+            next(loader)
+
+    def test_draws_depend_on_the_seed(self, dataset):
+        one, other = self.read(dataset, 12), self.read(dataset, 12, seed=6)
+        assert not torch.equal(one.row, other.row)
+        order = other.row.argsort()[one.row.argsort().argsort()]
+        assert torch.equal(one.row, other.row[order])
+        zeros = [(segments == 0).all(-1) for segments in (one.segments, other.segments[order])]
+        assert 0.4 < (zeros[0] == zeros[1]).float().mean() < 0.6
+
+
+class TestTorchLoader(LoaderContract):
+    name = "torch"
+
+
+class TestDaliLoader(LoaderContract):
+    name = "dali"
+
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> Iterator[None]:
+        pytest.importorskip("nvidia.dali")
+        yield
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestTorchLoaderOnGpu(LoaderContract):
+    name = "torch"
+    device = "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+class TestDaliLoaderOnGpu(LoaderContract):
+    name = "dali"
+    device = "cuda"
+
+    def test_batches_equal_those_of_the_cpu_while_the_device_is_busy(self, dataset):
+        """Copies and kernels of several batches overlap with a long computation on torch's stream."""
+        expected = join(take(make("torch", dataset), 60))
+        busy = torch.randn(4096, 4096, device="cuda")
+        with self.make(dataset) as loader:
+            batches = []
+            for batch in islice(loader, 60):
+                busy = (busy @ busy).clamp(-1, 1)
+                batches.append(Batch(*(getattr(batch, field.name) * 1 for field in fields(Batch))))
+        assert_same(join(batches), expected)
+
+
+@pytest.mark.parametrize("leads", [12, 2])
+@pytest.mark.parametrize("augmentations", [{}, PLAIN["augmentations"]], ids=["masked", "plain"])
+def test_both_loaders_give_the_same_batches(dataset, leads, augmentations):
+    pytest.importorskip("nvidia.dali")
+    one, other = (join(take(make(name, dataset, leads=leads, augmentations=augmentations), 15)) for name in ("torch", "dali"))
+    assert_same(one, other)

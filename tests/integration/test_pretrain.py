@@ -1,0 +1,129 @@
+"""Whole runs: ranks, ZeRO stages, precisions, and what is said when something is wrong."""
+
+import json
+import math
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+
+from pretraining_runs import Run
+
+pytestmark = pytest.mark.slow
+
+
+def test_the_loss_does_not_depend_on_how_many_ranks_share_the_batch(simulated_dataset: Path, tmp_path: Path) -> None:
+    # Dropout draws from each rank's own generator; everything else is drawn by position in the global batch.
+    words = ("train.steps=6", "train.batch_size=16", "model.dropout=0", "model.attention_dropout=0")
+    words += ("model.input_dropout=0", "model.feature_dropout=0", "optimizer.warmup_steps=0")
+    one = Run(simulated_dataset, tmp_path / "one", *words).succeed()
+    two = Run(simulated_dataset, tmp_path / "two", *words, ranks=2).succeed()
+    halves = Run(simulated_dataset, tmp_path / "halves", *words, "zero.stage=0", ranks=2).succeed()
+    assert two.losses() == pytest.approx(one.losses(), rel=1e-5)
+    assert halves.losses() == pytest.approx(one.losses(), rel=1e-5)
+    norms = [[row["gradient_norm"] for row in run.rows()] for run in (one, two, halves)]
+    assert norms[1] == pytest.approx(norms[0], rel=1e-3)
+    assert norms[2] == pytest.approx(norms[0], rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_every_zero_stage_trains_with_two_ranks_and_accumulation(
+    simulated_dataset: Path, tmp_path: Path, stage: int, precision: str
+) -> None:
+    words = ("train.steps=4", "train.batch_size=8", "train.micro_batch_size=2", f"train.precision={precision}", f"zero.stage={stage}")
+    run = Run(simulated_dataset, tmp_path / "run", *words, "train.validate_every=2", ranks=2).succeed()
+    losses = run.losses()
+    assert len(losses) == 4
+    assert all(math.isfinite(loss) for loss in losses)
+    assert [row["step"] for row in run.rows("valid")] == [2, 4]
+    assert all(row["gradient_norm"] > 0 for row in run.rows())
+    resumed = Run(simulated_dataset, tmp_path / "run", *words, "train.steps=6", ranks=2).succeed()
+    assert len(resumed.losses()) == 6
+
+
+def test_the_quickstart_learns_and_concludes(simulated_dataset: Path, tmp_path: Path) -> None:
+    run = Run(simulated_dataset, tmp_path / "run", "train.steps=80", "train.batch_size=16", "logging.tensorboard=true", launcher=True).succeed()
+    losses = run.losses()
+    assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["steps"] == 80
+    assert summary["crops_per_second"] > 0
+    assert 0 < summary["mfu"] < 1
+    assert 0 <= summary["data_wait_share"] < 1
+    assert (tmp_path / "run" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "run" / "tensorboard").iterdir())
+    for word in ("crops/s", "MFU", "data wait", "peak memory", "200 epochs"):
+        assert word in run.stdout
+
+
+def test_real_or_simulated_recordings_with_two_ranks_zero_2_and_bf16(recordings_dataset: Path, tmp_path: Path) -> None:
+    words = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=auto")
+    run = Run(recordings_dataset, tmp_path / "run", *words, ranks=2).succeed()
+    assert len(run.losses()) == 5
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_good_checkpoint(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=3").succeed()
+    line = Run(simulated_dataset, tmp_path / "run", "train.steps=30", "optimizer.learning_rate=1e30").fail()
+    assert "is not finite" in line
+    assert "simulated" in line, "the keys of the batch are named"
+    assert "step-00000003" in line
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+class TestRefusals:
+    """Before the first step, in one line."""
+
+    def refused(self, dataset: Path | None, tmp_path: Path, *words: str, ranks: int = 1) -> str:
+        run = Run(dataset, tmp_path / "run", "train.steps=2", *words, ranks=ranks)
+        line = run.fail()
+        assert not (tmp_path / "run" / "metrics.jsonl").exists()
+        return line
+
+    def test_unknown_key(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        assert "did you mean 'train.batch_size'" in self.refused(simulated_dataset, tmp_path, "train.batchsize=4", ranks=2)
+
+    def test_batch_that_does_not_divide(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        assert "does not divide over 2 ranks" in self.refused(simulated_dataset, tmp_path, "train.batch_size=15", ranks=2)
+
+    def test_no_dataset_given(self, tmp_path: Path) -> None:
+        assert "data.path is missing" in self.refused(None, tmp_path)
+
+    def test_no_dataset_there(self, tmp_path: Path) -> None:
+        assert "nowhere" in self.refused(tmp_path / "nowhere", tmp_path)
+
+    def test_no_gpu(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        line = Run(simulated_dataset, tmp_path / "run", "train.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""}).fail()
+        assert "no GPU is visible" in line
+
+    def test_shard_changed_by_one_bit(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
+        shard = sorted((copy / "shards").glob("pretrain-*.tar"))[0]
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 4
+        shard.write_bytes(content)
+        assert shard.name in self.refused(copy, tmp_path)
+
+    def test_shard_missing(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
+        shard = sorted((copy / "shards").glob("pretrain-*.tar"))[0]
+        shard.unlink()
+        assert shard.name in self.refused(copy, tmp_path)
+
+    def test_newer_format_version(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
+        manifest = json.loads((copy / "manifest.json").read_text())
+        manifest["format_version"] += 1
+        (copy / "manifest.json").write_text(json.dumps(manifest))
+        assert "format version" in self.refused(copy, tmp_path)
+
+    def test_port_in_use(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            one_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            line = Run(simulated_dataset, tmp_path / "run", environment=one_rank).fail()
+        assert f"port {port} is in use" in line

@@ -1,0 +1,120 @@
+"""A run that was stopped anywhere and resumed gives bitwise the losses of one that was not."""
+
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from pretraining_runs import Run
+
+pytestmark = pytest.mark.slow
+
+STEPS = "train.steps=24"
+RANKS = pytest.mark.parametrize("ranks", [1, 2])
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(simulated_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
+    """Losses of whole runs, by the number of ranks."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    return {ranks: Run(simulated_dataset, folder / str(ranks), STEPS, ranks=ranks).succeed().losses() for ranks in (1, 2)}
+
+
+@RANKS
+def test_after_sigterm(simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]], ranks: int) -> None:
+    run = Run(simulated_dataset, tmp_path / "run", STEPS, ranks=ranks)
+    run.wait_until(lambda: run.steps_done >= 5)
+    run.signal(signal.SIGTERM)
+    run.wait()
+    assert run.process.returncode != 0
+    assert "saved" in run.stderr
+    assert 5 <= run.steps_done < 24
+    resumed = Run(simulated_dataset, tmp_path / "run", STEPS, ranks=ranks).succeed()
+    assert resumed.losses() == uninterrupted[ranks]
+
+
+@RANKS
+def test_after_kill_between_checkpoints(
+    simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]], ranks: int
+) -> None:
+    words = (STEPS, "checkpoint.every_steps=4")
+    run = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks)
+    run.wait_until(lambda: run.steps_done >= 10)
+    run.kill()
+    resumed = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks).succeed()
+    assert "from a checkpoint" in resumed.stderr
+    assert resumed.losses() == uninterrupted[ranks]
+
+
+@RANKS
+def test_after_kill_during_a_checkpoint(
+    simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]], ranks: int
+) -> None:
+    words = (STEPS, "checkpoint.every_steps=8")
+    run = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks)
+    folder = tmp_path / "run" / "checkpoints"
+    run.wait_until(lambda: (folder / ".partial-step-00000016").exists())
+    run.kill()
+    assert (folder / ".partial-step-00000016").exists(), "the kill came too late to hit the checkpoint"
+    resumed = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks).succeed()
+    assert "step 8, from a checkpoint" in resumed.stderr
+    assert resumed.losses() == uninterrupted[ranks]
+    assert not list(folder.glob(".partial-*"))
+
+
+def test_a_damaged_checkpoint_is_passed_over(
+    simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]]
+) -> None:
+    words = ("checkpoint.every_steps=10",)
+    Run(simulated_dataset, tmp_path / "run", "train.steps=20", *words).succeed()
+    newest = tmp_path / "run" / "checkpoints" / "step-00000020" / "deepspeed" / "mp_rank_00_model_states.pt"
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1
+    newest.write_bytes(content)
+    resumed = Run(simulated_dataset, tmp_path / "run", STEPS, *words).succeed()
+    assert "mp_rank_00_model_states.pt has changed" in resumed.stderr
+    assert "step 10, from a checkpoint" in resumed.stderr
+    assert resumed.losses() == uninterrupted[1]
+
+
+def test_with_dropout_accumulation_and_dali(simulated_dataset: Path, tmp_path: Path) -> None:
+    words = ("data.loader=auto", "train.micro_batch_size=2", "model.dropout=0.2", "zero.stage=2")
+    whole = Run(simulated_dataset, tmp_path / "whole", "train.steps=12", *words).succeed()
+    Run(simulated_dataset, tmp_path / "parts", "train.steps=5", *words).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "parts", "train.steps=12", *words).succeed()
+    assert resumed.losses() == whole.losses()
+    assert len(set(whole.losses())) == 12
+
+
+def test_with_another_dataset_is_refused(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
+    assert "dataset" in Run(other_dataset, tmp_path / "run", "train.steps=4").fail()
+
+
+def test_with_another_model_says_which_shapes_differ(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
+    line = Run(simulated_dataset, tmp_path / "run", "train.steps=4", "model.mlp_width=96").fail()
+    assert "[64, 32]" in line
+    assert "[96, 32]" in line
+
+
+def test_keeps_the_last_checkpoints_and_the_best(simulated_dataset: Path, tmp_path: Path) -> None:
+    words = ("train.validate_every=2", "checkpoint.every_steps=2", "checkpoint.keep_last=2", "optimizer.learning_rate=1e-3")
+    run = Run(simulated_dataset, tmp_path / "run", "train.steps=12", *words).succeed()
+    valid = {int(row["step"]): row["loss"] for row in run.rows("valid")}
+    best = min(valid, key=lambda step: valid[step])
+    kept = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    assert kept == {10, 12, best}
+
+
+def test_a_new_run_does_not_write_over_an_old_one(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
+    assert "holds a run already" in Run(simulated_dataset, tmp_path / "run", "train.steps=2", "resume=none").fail()
+
+
+def test_a_copied_checkpoint_can_start_another_run(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "first", "train.steps=3").succeed()
+    shutil.copytree(tmp_path / "first" / "checkpoints" / "step-00000003", tmp_path / "copy")
+    run = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").succeed()
+    assert [row["step"] for row in run.rows()] == [4, 5]

@@ -1,0 +1,110 @@
+"""Every loss once more, naively, in float64 and straight from its equation: the reference of the fast versions.
+
+Loops over segments, tokens and drawn negatives; nothing is shared with the engine. Equations of the paper ("Lead-agnostic
+Self-supervised Learning for Local and Global Representations of Electrocardiogram"); Gumbel-softmax and diversity from
+wav2vec 2.0.
+"""
+
+import torch
+from torch import Tensor
+
+
+def cosine(a: Tensor, b: Tensor) -> Tensor:
+    return (a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt())
+
+
+def local_losses(
+    contexts: Tensor, targets: Tensor, codes: Tensor, mask: Tensor, negatives: Tensor, temperature: float
+) -> Tensor:
+    """Equation 1, with explicit draws.
+
+    Args:
+        contexts: [S, T, E].
+        targets: [S, T, E].
+        codes: [S, T, G]; a negative with the positive's codes is left out.
+        mask: bool [S, T].
+        negatives: [S, T, K] positions in the segment.
+        temperature: tau.
+
+    Returns:
+        Losses of the masked tokens of segments with two or more, in order.
+    """
+    losses = []
+    for s in range(mask.shape[0]):
+        if mask[s].sum() < 2:
+            continue
+        for t in range(mask.shape[1]):
+            if not mask[s, t]:
+                continue
+            positive = cosine(contexts[s, t], targets[s, t]) / temperature
+            denominator = positive.exp()
+            for j in negatives[s, t].tolist():
+                if not torch.equal(codes[s, j], codes[s, t]):
+                    denominator = denominator + (cosine(contexts[s, t], targets[s, j]) / temperature).exp()
+            losses.append(-torch.log(positive.exp() / denominator))
+    return torch.stack(losses) if losses else contexts.new_zeros(0)
+
+
+def perplexity(probabilities: Tensor) -> Tensor:
+    """exp(entropy), summed over the groups of [G, V]; the small constant is wav2vec 2.0's."""
+    total = probabilities.new_zeros(())
+    for group in probabilities:
+        total = total + torch.exp(-sum((p * torch.log(p + 1e-7) for p in group), start=probabilities.new_zeros(())))
+    return total
+
+
+def quantize(
+    logits: Tensor, noise: Tensor | None, temperature: float, codebook: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Gumbel-softmax with straight-through gradients, token by token.
+
+    Args:
+        logits: [S, T, G, V].
+        noise: the same shape, or None for the arg-max.
+        temperature: of the softmax.
+        codebook: [G, V, Q / G].
+
+    Returns:
+        Vectors [S, T, Q] and codes [S, T, G].
+    """
+    S, T, G, V = logits.shape
+    vectors, codes = [], []
+    for token in range(S * T):
+        parts = []
+        for g in range(G):
+            row = logits.view(-1, G, V)[token, g]
+            if noise is not None:
+                row = row + noise.reshape(-1, G, V)[token, g]
+            code = int(row.argmax())
+            codes.append(code)
+            choice = torch.zeros(V, dtype=logits.dtype)
+            choice[code] = 1.0
+            if noise is not None:
+                soft = (row / temperature).exp() / (row / temperature).exp().sum()
+                choice = choice + soft - soft.detach()
+            parts.append(choice @ codebook[g])
+        vectors.append(torch.cat(parts))
+    return torch.stack(vectors).view(S, T, -1), torch.tensor(codes).view(S, T, G)
+
+
+def global_loss(pooled: Tensor, patient: Tensor, form: str, temperature: float) -> Tensor:
+    """Equations 3 and 4 (``ntxent``), or the mean of both directions of the cross-entropy between halves (``symmetric``).
+
+    Args:
+        pooled: g, [2 N, D]; rows 2 i and 2 i + 1 are a pair.
+        patient: [N]; another pair of the same patient is left out.
+        form: of the loss.
+        temperature: tau.
+    """
+    total = pooled.new_zeros(())
+    for i in range(len(pooled)):
+        j = i ^ 1
+        denominator = pooled.new_zeros(())
+        for k in range(len(pooled)):
+            if k == i or (k != j and patient[k // 2] == patient[i // 2]):
+                continue
+            if form == "symmetric" and k % 2 == i % 2:
+                continue
+            denominator = denominator + (cosine(pooled[i], pooled[k]) / temperature).exp()
+        total = total - torch.log((cosine(pooled[i], pooled[j]) / temperature).exp() / denominator)
+    return total / len(pooled)

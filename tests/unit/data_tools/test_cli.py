@@ -1,0 +1,128 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from dataset_fixtures import write_dataset
+from recording_files import random_signal, write_recording
+
+from data_tools import cli
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a command."""
+    capsys.readouterr()
+    try:
+        status = cli.main([str(argument) for argument in arguments])
+    except SystemExit as end:
+        status = int(str(end.code or 0))
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+@pytest.mark.parametrize("command", ["synth", "build", "verify", "info", "plot"])
+def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
+    status, out, _ = run(capsys, command, "--help")
+    assert status == 0
+    assert f"example: ecg-data {command} " in " ".join(out.split())
+
+
+def test_the_main_job_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "synth", tmp_path / "cohort", "--patients", 3, "--seed", 1)
+    assert status == 0
+    assert "of 3 patients" in out
+    build = ("build", "physionet2021", tmp_path / "cohort", tmp_path / "out", "--workers", 1)
+    status, out, err = run(capsys, *build)
+    assert (status, err) == (0, "")
+    assert "rejected 0" in out
+    status, out, _ = run(capsys, *build)
+    assert status == 0
+    assert out.startswith("already built with these options")
+    status, out, _ = run(capsys, "verify", tmp_path / "out")
+    assert status == 0
+    assert "all is well" in out
+    status, out, _ = run(capsys, "info", tmp_path / "out")
+    assert status == 0
+    key = next((tmp_path / "out" / "shards").glob("*.idx")).read_text().split()[5].removesuffix(".npy")
+    status, _, _ = run(capsys, "plot", tmp_path / "out", key, "--out", tmp_path / "crop.png")
+    assert status == 0
+    assert (tmp_path / "crop.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (database, label) in enumerate([("georgia", "426783006"), ("georgia", "164889003"), ("ningbo", "426783006")]):
+        comments = [f"Dx: {label}"]
+        write_recording(tmp_path / "in" / database, f"R{number}", random_signal(number, 15_000), comments=comments)
+    write_recording(tmp_path / "in", "broken", random_signal(9)).with_suffix(".mat").unlink()
+    run(capsys, "build", "physionet2021", tmp_path / "in", tmp_path / "out", "--workers", 1, "--valid-fraction", 0)
+    status, out, _ = run(capsys, "info", tmp_path / "out")
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    assert status == 0
+    assert "pretrain georgia 2 2 6 12 0.02" in lines
+    assert "pretrain ningbo 1 1 3 6 0.01" in lines
+    assert "pretrain all 3 3 9 18 0.03" in lines
+    assert "426783006 2 66.7 % sinus rhythm" in lines
+    assert "164889003 1 33.3 % atrial fibrillation" in lines
+    assert "recordings not used: 1" in lines
+    assert "missing .mat: 1" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["bild"], "invalid choice: 'bild'"),
+        (["build", "physionet2021", "in"], "required: OUT"),
+        (["build", "physionet", "in", "out"], "unknown source 'physionet'; known are physionet2021"),
+        (["build", "physionet2021", "absent", "out"], "absent: no such folder"),
+        (["build", "physionet2021", "empty", "out"], "empty: no recordings"),
+        (["build", "physionet2021", "empty", "out", "--workers", "two"], "invalid int value: 'two'"),
+        (["build", "physionet2021", "empty", "out", "--limit", "0"], "limit must be at least 1"),
+        (["build", "physionet2021", "in", "out", "--workers", "1", "--scheduler", "tcp://x:1"], "exclude each other"),
+        (["verify", "absent"], "absent: no such folder"),
+        (["info", "empty"], "empty: no dataset here"),
+        (["plot", "empty", "key", "--out", "x.png"], "empty: no dataset here"),
+        (["synth", "cohort", "--patients", "0"], "0"),
+    ],
+)
+def test_mistakes_are_one_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    status, out, err = run(capsys, *arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("ecg-data: ")
+    assert err.count("\n") == 1
+    assert message in err
+
+
+def test_verify_lists_problems_and_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = write_dataset(tmp_path / "data", {"pretrain": 3, "valid": 1})
+    (dataset / "shards" / "valid-000000.tar").unlink()
+    status, out, _ = run(capsys, "verify", dataset)
+    assert status == 1
+    assert "shards/valid-000000.tar: missing" in out.splitlines()
+
+
+def test_starting_loads_nothing_slow() -> None:
+    heavy = ["torch", "dask", "distributed", "scipy", "pandas", "wfdb", "matplotlib", "pyarrow", "numpy"]
+    code = f"import sys, data_tools.cli; print([name for name in {heavy} if name in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert result.stdout.strip() == "[]"
+
+
+def test_no_command_loads_torch(tmp_path: Path) -> None:
+    write_recording(tmp_path / "in", "R", random_signal(0))
+    code = (
+        "import sys; from data_tools import cli\n"
+        f"assert cli.main(['build', 'physionet2021', r'{tmp_path / 'in'}', r'{tmp_path / 'out'}', '--workers', '1']) == 0\n"
+        f"assert cli.main(['verify', r'{tmp_path / 'out'}']) == 0\n"
+        f"assert cli.main(['info', r'{tmp_path / 'out'}']) == 0\n"
+        f"assert cli.main(['plot', r'{tmp_path / 'out'}', 'physionet2021-R-0', '--out', r'{tmp_path / 'x.png'}']) == 0\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

@@ -1,0 +1,107 @@
+"""Reading crops from the shards."""
+
+import shutil
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
+
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from engine.data import CropStore
+from engine.data import crops as crops_module
+
+COMPLETE = [number for number in range(60) if not is_partial(number, 7)]
+
+
+def read(store: CropStore, rows: list[int], leads: tuple[int, ...] = tuple(range(12))) -> np.ndarray:
+    out = np.full((len(rows), len(leads), 5000), -1, np.int16)
+    store.read(np.array(rows), out, leads)
+    return out
+
+
+def test_rows_are_the_complete_crops_in_the_order_of_the_table(store, dataset):
+    assert store.num_crops == len(COMPLETE)
+    assert store.keys(range(store.num_crops)) == [crop_key("pretrain", number) for number in COMPLETE]
+    assert store.fingerprint == dataset.fingerprint
+
+
+def test_recordings_and_patients_are_numbered_in_order_of_appearance(store):
+    recordings = [number // 2 for number in COMPLETE]
+    assert store.recording.tolist() == [sorted(set(recordings)).index(recording) for recording in recordings]
+    patients = [recording // 2 for recording in recordings]
+    assert store.patient.tolist() == [sorted(set(patients)).index(patient) for patient in patients]
+    assert store.patient.dtype == store.recording.dtype == np.int64
+
+
+def test_content_is_what_was_written_in_any_order_of_rows(store):
+    rows = [50, 3, 3, 19, 0, 18]
+    expected = np.stack([crop_signal("pretrain", COMPLETE[row]) for row in rows])
+    np.testing.assert_array_equal(read(store, rows), expected)
+
+
+@pytest.mark.parametrize("leads", [(0,), (11,), (0, 1, 7), (0, 1, 2, 3, 4, 5), (1, 3, 5, 10, 11)])
+def test_only_the_leads_asked_for_are_read(store, leads):
+    rows = [7, 40]
+    expected = np.stack([crop_signal("pretrain", COMPLETE[row])[list(leads)] for row in rows])
+    np.testing.assert_array_equal(read(store, rows, leads), expected)
+
+
+def test_more_shards_than_files_kept_open_and_several_threads(dataset, monkeypatch):
+    monkeypatch.setattr(crops_module, "_MAX_OPEN_SHARDS", 1)
+    store = CropStore(dataset, "pretrain")
+    expected = np.stack([crop_signal("pretrain", number) for number in COMPLETE])
+    wrong = []
+
+    def work(seed: int) -> None:
+        for rows in np.random.default_rng(seed).integers(0, store.num_crops, (10, 8)):
+            out = np.empty((8, 12, 5000), np.int16)
+            store.read(rows, out)
+            if not np.array_equal(out, expected[rows]):
+                wrong.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
+def test_files_are_closed_with_the_store(dataset):
+    before = open_files()
+    store = CropStore(dataset, "pretrain")
+    read(store, [0, 25, 45])
+    assert open_files() == before + 3
+    del store
+    assert open_files() == before
+
+
+def test_a_shard_that_has_gone_or_shrunk_is_named(dataset, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(dataset.path, folder)
+    store = CropStore(Dataset.open(folder), "pretrain")
+    (folder / "shards" / "pretrain-000001.tar").unlink()
+    with pytest.raises(DatasetError, match=r"shards/pretrain-000001\.tar cannot be opened .*verify") as error:
+        read(store, [0, 25])
+    assert "\n" not in str(error.value)
+    shard = folder / "shards" / "pretrain-000002.tar"
+    with shard.open("rb+") as file:
+        file.truncate(shard.stat().st_size // 2)
+    with pytest.raises(DatasetError, match=r"shards/pretrain-000002\.tar ends at byte \d+, within a crop"):
+        read(store, [store.num_crops - 1])
+
+
+def test_an_unknown_or_empty_split_is_refused(dataset, tmp_path):
+    with pytest.raises(DatasetError, match="no split 'test'; there are pretrain, valid"):
+        CropStore(dataset, "test")
+    padded_only = Dataset.open(write_dataset(tmp_path / "padded", {"pretrain": 3}, partial_every=1))
+    with pytest.raises(DatasetError, match="split 'pretrain' has no complete 10-s crop"):
+        CropStore(padded_only, "pretrain")

@@ -1,0 +1,81 @@
+"""The choice of a loader, and what it refuses."""
+
+import importlib
+import logging
+
+import pytest
+import torch
+
+from engine.data import LOADERS, DataOptions, SampleOrder, dali_loader, make_loader
+from engine.options import OptionError
+
+
+@pytest.fixture
+def order(store) -> SampleOrder:
+    return SampleOrder(store.num_crops, seed=1)
+
+
+@pytest.fixture
+def no_dali(monkeypatch) -> None:
+    real = importlib.import_module
+
+    def fail(name: str, package: str | None = None) -> object:
+        if name.startswith("nvidia.dali"):
+            raise ModuleNotFoundError(f"No module named '{name}'")
+        return real(name, package)
+
+    monkeypatch.setattr(dali_loader.importlib, "import_module", fail)
+
+
+def test_every_loader_of_the_table_can_be_configured_and_knows_its_name():
+    choices = DataOptions.model_fields["loader"].annotation.__args__
+    assert set(choices) == {"auto", *LOADERS}
+    assert all(LOADERS[name].name == name for name in LOADERS)
+
+
+def test_auto_takes_dali_where_it_is_installed_and_says_so(store, order, caplog):
+    pytest.importorskip("nvidia.dali")
+    with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
+        assert loader.name == "dali"
+    assert "dali" in caplog.text
+
+
+def test_auto_takes_torch_elsewhere_and_says_so(store, order, caplog, no_dali):
+    with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
+        assert loader.name == "torch"
+        assert len(next(loader)) == 2
+    assert "torch" in caplog.text
+
+
+def test_dali_asked_for_but_not_installed_is_one_clear_line(store, order, no_dali):
+    with pytest.raises(OptionError, match=r"not installed; pip install .*data\.loader=torch") as error:
+        make_loader(DataOptions(loader="dali"), store, order, seed=1, batch_size=2)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_cuda_without_a_gpu_is_one_clear_line(store, order, name, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(OptionError, match="'cuda' was asked for, but no CUDA device is visible") as error:
+        make_loader(DataOptions(loader=name), store, order, seed=1, batch_size=2, device="cuda")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size"),
+        ({"rank": 2, "world_size": 2}, "rank 2"),
+        ({"rank": -1}, "rank -1"),
+        ({"seed": 2}, "seed 1, the loader 2"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(store, order, changes, message):
+    arguments = {"seed": 1, "batch_size": 2, **changes}
+    with pytest.raises(OptionError, match=message):
+        make_loader(DataOptions(loader="torch"), store, order, **arguments)
+
+
+def test_an_order_of_another_split_is_refused(store):
+    with pytest.raises(OptionError, match="order is of 7 crops"):
+        make_loader(DataOptions(loader="torch"), store, SampleOrder(7, 1), seed=1, batch_size=2)

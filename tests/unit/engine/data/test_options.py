@@ -1,0 +1,49 @@
+"""Options of the data."""
+
+import pytest
+from pydantic import ValidationError
+
+from data_tools.leads import LEAD_COMBINATIONS, LEADS
+from engine.data import DataOptions, find_leads
+from engine.data.augmentations import AUGMENTATIONS, AugmentationOptions, RandomLeadMaskingOptions, make_augmentations
+from engine.options import OptionError
+
+
+@pytest.mark.parametrize("num_leads", LEAD_COMBINATIONS)
+def test_a_number_means_the_combination(num_leads):
+    assert tuple(LEADS[row] for row in find_leads(num_leads)) == LEAD_COMBINATIONS[num_leads]
+
+
+def test_names_come_out_in_canonical_order_whatever_their_spelling():
+    assert find_leads(["v6", "I", " AVF "]) == (0, 5, 11)
+
+
+@pytest.mark.parametrize(
+    ("leads", "message"),
+    [(5, "there are 12, 6, 3, 2, 1"), (["I", "X"], "no lead 'X'"), (["I", "i"], "each once"), ([], "each once")],
+)
+def test_unknown_leads_are_named(leads, message):
+    with pytest.raises(OptionError, match=message):
+        find_leads(leads)
+    with pytest.raises(ValidationError, match=message):
+        DataOptions(leads=leads)
+
+
+def test_the_augmentations_of_the_options_are_those_of_the_table_and_masking_is_last():
+    assert list(AugmentationOptions.model_fields) == list(AUGMENTATIONS)
+    assert list(AUGMENTATIONS)[-1] == "random_lead_masking"
+
+
+def test_null_turns_an_augmentation_off():
+    assert len(make_augmentations(AugmentationOptions(), seed=1)) == 1
+    assert make_augmentations(AugmentationOptions.model_validate({"random_lead_masking": None}), seed=1) == []
+
+
+def test_the_defaults_are_the_paper_s():
+    assert DataOptions().augmentations.random_lead_masking == RandomLeadMaskingOptions(p=0.5)
+    assert DataOptions().leads == 12
+
+
+def test_unknown_keys_are_refused():
+    with pytest.raises(ValidationError, match="random_led_masking"):
+        DataOptions.model_validate({"augmentations": {"random_led_masking": None}})

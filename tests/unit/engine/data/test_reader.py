@@ -1,0 +1,52 @@
+"""Reading ahead."""
+
+import threading
+
+import numpy as np
+
+from engine.data import CropStore, SampleOrder
+from engine.data.reader import BatchReader
+
+
+def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> BatchReader:
+    arguments = {"batch_size": 5, "rank": 0, "world_size": 1, "prefetch": 3, "num_threads": 2, **changes}
+    return BatchReader(store, order, leads=range(12), **arguments)
+
+
+def num_reader_threads() -> int:
+    return sum(thread.name.startswith("crop-reader") for thread in threading.enumerate())
+
+
+def test_batches_come_in_order_with_their_rows_and_positions(store):
+    order = SampleOrder(store.num_crops, seed=3, block_size=4, window_blocks=2)
+    reader = make_reader(store, order, rank=1, world_size=3)
+    for number in range(12):
+        raw = next(reader)
+        assert raw.start == number * 15 + 5
+        np.testing.assert_array_equal(raw.rows, order.indices(raw.start, 5))
+        expected = np.empty_like(raw.signals)
+        store.read(raw.rows, expected)
+        np.testing.assert_array_equal(raw.signals, expected)
+    reader.close()
+
+
+def test_seek_forgets_what_was_read_ahead(store):
+    reader = make_reader(store, SampleOrder(store.num_crops, seed=3))
+    next(reader)
+    reader.seek(1000)
+    assert [next(reader).start for _ in range(2)] == [1000, 1005]
+    reader.close()
+
+
+def test_threads_end_on_close_and_when_the_reader_is_gone(store):
+    order = SampleOrder(store.num_crops, seed=3)
+    before = num_reader_threads()
+    closed, dropped = make_reader(store, order), make_reader(store, order)
+    next(closed), next(dropped)
+    assert num_reader_threads() > before
+    closed.close()
+    threads = [thread for thread in threading.enumerate() if thread.name.startswith("crop-reader")]
+    del dropped
+    for thread in threads:
+        thread.join(timeout=20)
+    assert num_reader_threads() == before

@@ -1,0 +1,77 @@
+"""The objectives against the official implementation's recorded losses, in both norm modes."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from golden_weights import golden_draws, golden_model, load_golden, negative_positions
+
+from engine.models import EncoderOptions, EncoderOutput
+from engine.models.feature_encoder import FeatureNorm
+from engine.objectives import CMSC, W2VCMSC, CMSCOptions
+
+pytestmark = pytest.mark.shared
+TOLERANCE = 1e-5
+NORMS = ["group_norm", "layer_norm"]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_targets_and_logits(shared: Path, norm: FeatureNorm) -> None:
+    golden = load_golden(shared / "golden", norm)
+    model = golden_model(golden, norm)
+    assert isinstance(model.objective, W2VCMSC)
+    w2v, draws, mask = model.objective.w2v, golden_draws(golden), golden["mask"]
+    num_segments, num_masked = golden["negatives"].shape[:2]
+    with torch.no_grad():
+        output = model.encoder(golden["source"], mask)
+        logits, quantized, counts = w2v.contrast(output, draws)
+        targets = w2v.target_projection(quantized.vectors)[mask].view(num_segments, num_masked, -1)
+    torch.testing.assert_close(targets, golden["targets_projected"], rtol=TOLERANCE, atol=TOLERANCE)
+
+    positions = negative_positions(golden)
+    at_masked = logits[mask].view(num_segments, num_masked, -1)
+    positive = logits.diagonal(dim1=1, dim2=2)[mask].view(num_segments, num_masked)
+    negatives = at_masked.gather(2, positions)
+    removed = counts[mask].view(num_segments, num_masked, -1).gather(2, positions) == 0
+    ours = torch.cat([positive[None], negatives.masked_fill(removed, float("-inf")).permute(2, 0, 1)])
+    assert removed.any()
+    torch.testing.assert_close(ours, golden["logits"], rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_part_of_the_loss(shared: Path, norm: FeatureNorm) -> None:
+    golden = load_golden(shared / "golden", norm)
+    model = golden_model(golden, norm)
+    segments = golden["source"].unflatten(0, (-1, 2))
+    with torch.no_grad():
+        loss, metrics = model.objective(model.encoder, segments, torch.arange(2), golden_draws(golden))
+    num_masked = golden["sample_size"].item()
+    assert num_masked == golden["mask"].sum()
+    expected = {
+        "loss_local": golden["loss_local_sum"].item() / num_masked,
+        "loss_diversity": golden["loss_diversity_weighted"].item() / num_masked,
+        "loss_features_penalty": golden["loss_features_pen_weighted"].item() / num_masked,
+        "loss_global": golden["loss_cmsc_weighted"].item() / num_masked,
+        "prob_perplexity": golden["prob_perplexity"].item(),
+        "code_perplexity": golden["code_perplexity"].item(),
+    }
+    for name, value in expected.items():
+        assert metrics[name].item() == pytest.approx(value, rel=TOLERANCE), name
+    penalty = metrics["loss_features_penalty"] / model.objective.w2v.options.features_penalty_weight
+    assert penalty.item() == pytest.approx(golden["features_pen"].item(), rel=TOLERANCE)
+    assert loss.item() == pytest.approx(golden["loss_per_masked_step"].item(), rel=TOLERANCE)
+
+
+def test_symmetric_form_of_the_global_loss(shared: Path) -> None:
+    with np.load(shared / "golden" / "contrastive.npz") as arrays:
+        features = torch.from_numpy(arrays["features"])
+        pair, segment = torch.from_numpy(arrays["pair_id"]), torch.from_numpy(arrays["segment"])
+        expected = arrays["cmsc_symmetric_cross_entropy"].item()
+    assert torch.equal(pair, torch.arange(12) // 2)
+    assert torch.equal(segment, torch.arange(12) % 2)
+    objective = CMSC(CMSCOptions(form="symmetric"), EncoderOptions())
+    # The features are the pooled vectors; one token a segment makes the pooling the identity.
+    output = EncoderOutput(context=features[:, None], features=features, latents=features)
+    loss, _ = objective.global_loss(output, torch.arange(6))
+    assert loss.item() == pytest.approx(expected, rel=TOLERANCE)

@@ -1,0 +1,121 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from engine.config import RunConfig, load_config
+from engine.options import OptionError
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+PAPER = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml"
+
+
+def load(*overrides: str) -> RunConfig:
+    return load_config([PAPER], overrides)
+
+
+def test_the_papers_preset_has_the_papers_numbers() -> None:
+    config = load()
+    assert (config.model.width, config.model.depth, config.model.num_heads, config.model.mlp_width) == (768, 12, 12, 3072)
+    assert config.train.batch_size == 512
+    assert config.train.epochs == 200
+    assert config.optimizer.learning_rate == 5e-5
+    assert config.optimizer.betas == (0.9, 0.98)
+    assert config.model.norm == "layer_norm"
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("pretrain/[!b]*.yaml")) + [CONFIGS / "quickstart.yaml"], ids=lambda f: f.stem)
+def test_every_preset_is_valid(file: Path) -> None:
+    load_config([file])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_zero_variants_lie_over_a_preset(stage: int) -> None:
+    config = load_config([PAPER, CONFIGS / "deepspeed" / f"zero{stage}.yaml"])
+    assert config.deepspeed(1)["zero_optimization"]["stage"] == stage
+
+
+def test_the_resolved_configuration_reads_back(tmp_path: Path) -> None:
+    config = load("objective.w2v.num_negatives=50", "data.path=/data/x", "train.batch_size=64")
+    file = tmp_path / "resolved.yaml"
+    file.write_text(config.to_yaml())
+    assert load_config([file]) == config
+
+
+def test_later_words_win_over_files_and_earlier_words() -> None:
+    assert load("seed=3", "seed=4").seed == 4
+
+
+@pytest.mark.parametrize(
+    ("word", "fragments"),
+    [
+        ("model.widht=64", ["model.widht", "did you mean 'model.width'", "'model.widht=64'"]),
+        ("trian.steps=5", ["trian", "did you mean 'train'"]),
+        ("zero.stage=4", ["zero.stage"]),
+        ("objective.name=w2v_cmcs", ["no objective is called 'w2v_cmcs'", "did you mean 'w2v_cmsc'"]),
+        ("objective.w2v.num_negativs=5", ["objective.w2v.num_negativs", "did you mean 'objective.w2v.num_negatives'"]),
+        ("train.precision=fp16", ["train.precision", "fp16"]),
+        ("train.steps=10", ["exactly one of train.steps and train.epochs"]),
+        ("optimizer.learning_rate=-1", ["optimizer.learning_rate", "greater than 0"]),
+        ("data.augmentations.random_lead_maskin.p=0.1", ["random_lead_maskin", "random_lead_masking"]),
+        ("nonsense", ["key.path=value"]),
+        ("seed=[", ["not valid YAML"]),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_would_be_right(word: str, fragments: list[str]) -> None:
+    with pytest.raises(OptionError) as caught:
+        load(word)
+    message = str(caught.value)
+    assert "\n" not in message
+    for fragment in fragments:
+        assert fragment in message
+
+
+def test_a_mistake_names_the_file_it_is_in(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"base": str(PAPER), "model": {"detph": 3}}))
+    with pytest.raises(OptionError, match=r"mine\.yaml: model\.detph: no such key; did you mean 'model\.depth'"):
+        load_config([file])
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("seed: 1\nseed: 2\n", "the key 'seed' is written twice"),
+        ("- 1\n", "must hold a mapping"),
+        ("base: mine.yaml\n", "comes back to itself"),
+        ("base: absent.yaml\n", "cannot be read"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, text: str, fragment: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    with pytest.raises(OptionError, match=fragment) as caught:
+        load_config([file])
+    assert "\n" not in str(caught.value)
+
+
+def test_another_objective_does_not_inherit_the_options_of_the_one_it_replaces() -> None:
+    config = load_config([PAPER], ["objective.w2v.num_negatives=7", "objective={name: cmsc}"])
+    assert config.objective.name == "cmsc"
+
+
+def test_batches_are_stated_once() -> None:
+    config = load("train.batch_size=48", "train.micro_batch_size=8")
+    derived = config.deepspeed(2)
+    assert (derived["train_batch_size"], derived["train_micro_batch_size_per_gpu"]) == (48, 8)
+    assert derived["gradient_accumulation_steps"] == 3
+
+
+@pytest.mark.parametrize(("world_size", "micro"), [(5, "null"), (2, "7")])
+def test_a_batch_that_does_not_divide_is_refused(world_size: int, micro: str) -> None:
+    with pytest.raises(OptionError, match="divi"):
+        load("train.batch_size=48", f"train.micro_batch_size={micro}").deepspeed(world_size)
+
+
+def test_the_model_gets_as_many_channels_as_there_are_leads() -> None:
+    assert load("data.leads=3").model.num_leads == 3
+    assert load("data.leads=[I, V5]").model.num_leads == 2
+    with pytest.raises(OptionError, match="model.num_leads=12"):
+        load("data.leads=6", "model.num_leads=12")

@@ -1,0 +1,74 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import OptimizerOptions
+from engine.training.optimizer import learning_rate, make_optimizer
+from engine.training.sinks import JsonLines, read_rows
+from engine.training.summary import summarise, write_summary
+from engine.training.throughput import measure_peak_flops, peak_memory_bytes
+
+
+def row(step: int, loss: float = 5.0) -> dict[str, float | int]:
+    figures = {"mfu": 0.5, "data_wait_share": 0.02, "peak_memory_gb": 1.0, "step_seconds": 0.1, "crops_per_second": 160.0}
+    return {"step": step, "loss": loss, "loss_local": loss / 2, **figures}
+
+
+def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    sink = JsonLines(path, 0)
+    for step in range(1, 6):
+        sink.write("train", row(step))
+    sink.close()
+    with path.open("a") as file:
+        file.write('{"kind": "train", "st')  # the run was killed in the middle of a line
+    resumed = JsonLines(path, 3)
+    resumed.write("train", row(4, 1.0))
+    resumed.close()
+    assert [(line["step"], line["loss"]) for line in read_rows(path, "train")] == [(1, 5.0), (2, 5.0), (3, 5.0), (4, 1.0)]
+
+
+def test_a_figure_that_is_no_number_is_null(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "metrics.jsonl", 0)
+    sink.write("train", row(1, float("nan")))
+    sink.close()
+    assert read_rows(tmp_path / "metrics.jsonl", "train")[0]["loss"] is None
+
+
+def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
+    sink = JsonLines(tmp_path / "metrics.jsonl", 0)
+    for step in range(1, 41):
+        sink.write("train", row(step, 10.0 - step / 10))
+    sink.write("valid", {"step": 40, "loss": 7.0})
+    sink.close()
+    summary = summarise(
+        tmp_path / "metrics.jsonl", num_crops=1600, world_size=4, device="cuda", precision="bf16", zero_stage=1, peak_flops=1e12
+    )
+    assert summary.crops_per_second == 160.0
+    assert summary.device_hours_200_epochs == pytest.approx(200 * 1600 / 160 / 3600 * 4)
+    assert summary.loss_last < summary.loss_first
+    text = write_summary(summary, tmp_path)
+    assert "2.22 GPU-hours" in text
+    assert (tmp_path / "loss.png").stat().st_size > 10_000
+
+
+def test_the_learning_rate_rises_and_stays() -> None:
+    options = OptimizerOptions(learning_rate=1.0, warmup_steps=4)
+    assert [learning_rate(options, step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+    assert learning_rate(OptimizerOptions(learning_rate=2.0), 0) == 2.0
+
+
+def test_the_optimiser_decays_weights_by_adamw() -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = make_optimizer(model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5))
+    before = model.weight.detach().clone()
+    model.weight.grad = torch.zeros_like(model.weight)
+    model.bias.grad = torch.zeros_like(model.bias)
+    optimizer.step()
+    assert torch.allclose(model.weight, before * (1 - 0.1 * 0.5))
+
+
+def test_the_yardstick_is_positive_and_memory_is_counted() -> None:
+    assert measure_peak_flops(torch.device("cpu"), torch.float32, repeats=1) > 1e8
+    assert peak_memory_bytes(torch.device("cpu")) > 50e6
