@@ -225,10 +225,8 @@ def _rejected_rows(files: Sequence[RecordingFile], notes: Sequence[Note], plan: 
         reasons = [note.reason for note in by_recording[number]]
         if not num_used:
             reasons = ["; ".join(note.reason for note in by_recording[number] if note.is_loss)]
-        file = files[number]
-        rows += [
-            {"path": printable(file.path), "recording": file.name, "reason": reason, "num_crops_used": num_used} for reason in reasons
-        ]
+        path, name = printable(files[number].path), files[number].name
+        rows += [{"path": path, "recording": name, "reason": text, "num_crops_used": num_used} for text in reasons]
     return rows
 
 

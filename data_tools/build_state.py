@@ -128,7 +128,9 @@ def check_options(options: BuildOptions, files: Sequence[RecordingFile], staging
     out = staging.parent
     other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
-        raise BuildError(f"{out}: a build with other options was begun here ({other}); run that command again or remove the folder")
+        raise BuildError(
+            f"{out}: a build with other options was begun here ({other}); run that command again or remove the folder"
+        )
     if found["listing"] != wanted["listing"]:
         raise BuildError(f"{out}: the input has changed since this build was begun; remove the folder to build anew")
 

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -45,31 +46,45 @@ class Workers:
         for name in ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}))
-        if self._scheduler is None:
-            with _ignore_interrupts():
-                cluster = distributed.LocalCluster(
-                    n_workers=self._num_workers,
-                    threads_per_worker=1,
-                    processes=self._num_workers > 1,
-                    dashboard_address=None,
-                    memory_limit=None,  # tasks are small by construction; nothing should be spilled or restarted
-                    silence_logs=logging.CRITICAL,
-                )
-            self._stack.enter_context(cluster)
-            self._client = self._stack.enter_context(distributed.Client(cluster))
-        else:
-            try:
-                self._client = self._stack.enter_context(distributed.Client(self._scheduler, timeout=_CONNECT_SECONDS))
-            except (OSError, ValueError, ImportError) as error:
-                reason = " ".join(str(error).split())
-                raise ValueError(
-                    f"no Dask scheduler at {self._scheduler} ({reason}); start it, or leave out --scheduler"
-                ) from None
-            self._num_workers = sum(self._client.nthreads().values())
-            if not self._num_workers:
-                self._stack.close()
-                raise ValueError(f"the Dask scheduler at {self._scheduler} has no workers; start some with `dask worker`")
+        try:
+            if self._scheduler is None:
+                self._start_local(distributed)
+            else:
+                self._connect(distributed, self._scheduler)
+        except BaseException:
+            self._stack.close()
+            raise
         return self
+
+    def _start_local(self, distributed: Any) -> None:
+        with _ignore_interrupts():
+            cluster = distributed.LocalCluster(
+                n_workers=self._num_workers,
+                threads_per_worker=1,
+                processes=self._num_workers > 1,
+                # No dashboard, and its server on any free port: it would warn if its usual one is taken.
+                dashboard_address=":0",
+                scheduler_kwargs={"dashboard": False},
+                memory_limit=None,  # tasks are small by construction; nothing should be spilled or restarted
+                silence_logs=logging.CRITICAL,
+            )
+        self._stack.enter_context(cluster)
+        self._client = self._stack.enter_context(distributed.Client(cluster))
+
+    def _connect(self, distributed: Any, scheduler: str) -> None:
+        try:
+            self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
+        except (OSError, ValueError, ImportError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start it, or leave out --scheduler") from None
+        self._num_workers = sum(self._client.nthreads().values())
+        if not self._num_workers:
+            raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")
+        # A worker that cannot unpack a task says nothing and is waited for without end.
+        own = version("ecg-engine")
+        for worker, found in self._client.run(version, "ecg-engine", on_error="return").items():
+            if found != own:
+                raise ValueError(f"the Dask worker {worker} lacks ecg-engine {own} ({found}); install it there")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()

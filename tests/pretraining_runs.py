@@ -57,7 +57,9 @@ class Run:
     ) -> None:
         self.out = out
         use_launcher = ranks > 1 if launcher is None else launcher
-        command = [str(LAUNCHER), "--num_gpus", str(ranks), "--master_port", str(free_port())] if use_launcher else [sys.executable]
+        command = (
+            [str(LAUNCHER), "--num_gpus", str(ranks), "--master_port", str(free_port())] if use_launcher else [sys.executable]
+        )
         command += [str(SCRIPT), "--config", str(ROOT / "configs" / "quickstart.yaml"), *TINY, f"output_dir={out}"]
         command += [] if dataset is None else [f"data.path={dataset}"]
         self.process = subprocess.Popen(

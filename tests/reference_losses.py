@@ -53,9 +53,7 @@ def perplexity(probabilities: Tensor) -> Tensor:
     return total
 
 
-def quantize(
-    logits: Tensor, noise: Tensor | None, temperature: float, codebook: Tensor
-) -> tuple[Tensor, Tensor]:
+def quantize(logits: Tensor, noise: Tensor | None, temperature: float, codebook: Tensor) -> tuple[Tensor, Tensor]:
     """Gumbel-softmax with straight-through gradients, token by token.
 
     Args:

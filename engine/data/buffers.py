@@ -1,4 +1,4 @@
-"""Memory that is reused without anyone having to give it back."""
+"""Memory that is reused without anyone having to give it back, and copies to a device that nobody waits for."""
 
 import weakref
 from collections import deque
@@ -58,3 +58,14 @@ class UnderWay:
         while self._held and self._held[0][0].query():
             self._held.popleft()
         self._held.append((torch.cuda.current_stream(self._device).record_event(), array))
+
+
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Copies a small CPU tensor to a device.
+
+    To a CUDA device it goes by way of page-locked memory (PyTorch's own, which PyTorch keeps until the copy is done): from
+    other memory the host would wait until everything queued on the device is done.
+    """
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

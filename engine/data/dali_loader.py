@@ -77,7 +77,7 @@ class DaliLoader(Loader):
         self._source.seek(cursor)
 
     def _close(self) -> None:
-        self._source.reader.close()
+        self._source.close()
         self._pipeline = None
 
 
@@ -93,17 +93,20 @@ class _Source:
 
     def __init__(self, setup: LoaderSetup) -> None:
         self._setup = setup
-        self.reader = setup.make_reader()
+        self._ahead = setup.read_ahead(setup.make_raw_reader())
         self.generation = 0
         self.fed: deque[_Fed] = deque()
 
     def seek(self, cursor: int) -> None:
-        self.reader.seek(cursor)
+        self._ahead.seek(cursor)
         self.generation += 1
+
+    def close(self) -> None:
+        self._ahead.close()
 
     def next_inputs(self) -> tuple[Any, np.ndarray[Any, np.dtype[np.float32]]]:
         """Raw signals int16 [N, C, 5000] and gain float32 [N, 2, C, 1]; called by DALI in the consumer's thread."""
-        raw = next(self.reader)
+        raw = next(self._ahead)
         gain = self._setup.transform.gain(raw.start, len(raw.rows))
         self.fed.append(_Fed(self.generation, raw))
         return _as_tensor_list(raw, pinned=self._setup.device.type == "cuda"), gain.numpy()

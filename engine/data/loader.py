@@ -1,22 +1,24 @@
 """What every loader has in common: its place in the stream of crops, and its state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
 import torch
 
 from engine.data.batch import Batch
+from engine.data.buffers import to_device
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.data.reader import BatchReader, RawBatch
+from engine.data.reader import RawBatch, RawReader, ReadAhead
 from engine.data.transform import Transform
 from engine.options import OptionError
 
 STATE_VERSION = 1
+_Loaded = TypeVar("_Loaded")
 
 
 class LoaderStateError(OptionError):
@@ -70,18 +72,19 @@ class LoaderSetup:
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise OptionError(f"device '{self.device}' was asked for, but no CUDA device is visible; set train.device=cpu")
 
-    def make_reader(self) -> BatchReader:
-        """A reader of this rank's raw batches, from the beginning of the stream."""
-        return BatchReader(
-            self.store,
-            self.order,
+    def make_raw_reader(self) -> RawReader:
+        """A reader of raw batches, for any place of the stream."""
+        return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
+
+    def read_ahead(self, load: Callable[[int], _Loaded]) -> ReadAhead[_Loaded]:
+        """This rank's batches, made by ``load`` from stream positions, from the beginning of the stream."""
+        return ReadAhead(
+            load,
             batch_size=self.batch_size,
             rank=self.rank,
             world_size=self.world_size,
-            leads=self.leads,
             prefetch=self.prefetch,
             num_threads=self.num_threads,
-            pinned=self.device.type == "cuda",
         )
 
 
@@ -194,8 +197,5 @@ class Loader(ABC):
         store = self._setup.store
         positions = np.arange(raw.start, raw.start + len(raw.rows))
         numbers = torch.from_numpy(np.stack([store.recording[raw.rows], store.patient[raw.rows], raw.rows, positions]))
-        if self._setup.device.type == "cuda":
-            # From page-locked memory, or the copy would wait for the computation under way.
-            numbers = numbers.pin_memory().to(self._setup.device, non_blocking=True)
-        recording, patient, row, position = numbers.unbind()
+        recording, patient, row, position = to_device(numbers, self._setup.device).unbind()
         return Batch(segments, recording, patient, row, position)

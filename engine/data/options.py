@@ -26,7 +26,7 @@ class DataOptions(Options):
         num_threads: reading and, on the CPU, transforming.
         prefetch: batches read ahead.
         verify: before the first step, compare the "hash" of every shard of the split with the manifest, or only its "size".
-        augmentations: applied to training and validation batches alike.
+        augmentations: of training and validation batches alike; none by default.
     """
 
     path: Path | None = None

@@ -1,13 +1,14 @@
 """The reference loader: a webdataset pipeline whose stages are plain torch. It runs anywhere, on any device."""
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import webdataset
 from torch import Tensor
 
 from engine.data.batch import Batch
-from engine.data.buffers import BufferPool, UnderWay
+from engine.data.buffers import BufferPool, UnderWay, to_device
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch
 
@@ -15,50 +16,67 @@ from engine.data.reader import RawBatch
 class TorchLoader(Loader):
     """Loads with webdataset and torch.
 
-    The pipeline's source yields raw batches in the order of the stream, read ahead by threads; the transform follows on the
-    loader's device, on a GPU behind the computation already queued there.
+    The pipeline's source yields batches in the order of the stream, loaded ahead by threads: raw ones for a GPU, transformed
+    ones for the CPU. The next stage brings them to the device; on a GPU they are transformed there, behind the computation
+    already queued.
     """
 
     name = "torch"
 
     def __init__(self, setup: LoaderSetup) -> None:
         super().__init__(setup)
-        self._reader = setup.make_reader()
-        self._mover = _Mover(setup)
-        self._batches = self._start()
-
-    def _start(self) -> Iterator[tuple[Tensor, RawBatch]]:
-        pipeline = webdataset.DataPipeline(lambda: self._reader, webdataset.map(self._mover))
-        batches: Iterator[tuple[Tensor, RawBatch]] = iter(pipeline)
-        return batches
+        stages = _Stages(setup)
+        self._ahead = setup.read_ahead(stages.load)
+        self._batches: Iterator[tuple[RawBatch, Tensor]] = iter(
+            webdataset.DataPipeline(lambda ahead=self._ahead: ahead, webdataset.map(stages.move))
+        )
 
     def _load(self) -> Batch:
-        segments, raw = next(self._batches)
+        raw, segments = next(self._batches)
         return self._make_batch(segments, raw)
 
     def _seek(self, cursor: int) -> None:
-        self._reader.seek(cursor)
+        self._ahead.seek(cursor)
 
     def _close(self) -> None:
-        self._reader.close()
+        self._ahead.close()
 
 
-class _Mover:
-    """The stage that brings a raw batch to the device and transforms it there."""
+class _Loaded(NamedTuple):
+    """A batch from the threads: float32 segments on the CPU, or the gain with which the device is to make them."""
+
+    raw: RawBatch
+    segments: Tensor | None
+    gain: Tensor
+
+
+class _Stages:
+    """The work of the pipeline. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
-        self._setup = setup
+        self._device = setup.device
+        self._transform = setup.transform
         self._shape = setup.transform.output_shape(setup.batch_size)
+        self._read = setup.make_raw_reader()
         self._buffers = BufferPool(self._shape, torch.float32)
         self._under_way = UnderWay(setup.device)
 
-    def __call__(self, raw: RawBatch) -> tuple[Tensor, RawBatch]:
-        transform = self._setup.transform
-        signals, gain = torch.from_numpy(raw.signals), transform.gain(raw.start, len(raw.rows))
-        if self._setup.device.type == "cpu":
-            return transform.apply(signals, gain, torch.from_numpy(self._buffers.take())), raw
-        device = self._setup.device
-        out = torch.empty(self._shape, device=device)
-        segments = transform.apply(signals.to(device, non_blocking=True), gain.to(device), out)
-        self._under_way.hold(raw.signals)
-        return segments, raw
+    def load(self, start: int) -> _Loaded:
+        """Reads a batch and, if it stays on the CPU, transforms it; runs in a thread."""
+        raw = self._read(start)
+        gain = self._transform.gain(start, len(raw.rows))
+        if self._device.type != "cpu":
+            return _Loaded(raw, None, gain)
+        out = torch.from_numpy(self._buffers.take())
+        return _Loaded(raw, self._transform.apply(torch.from_numpy(raw.signals), gain, out), gain)
+
+    def move(self, loaded: _Loaded) -> tuple[RawBatch, Tensor]:
+        """Brings a batch to the device; runs in the consumer's thread."""
+        if loaded.segments is not None:
+            return loaded.raw, loaded.segments
+        signals = torch.from_numpy(loaded.raw.signals).to(self._device, non_blocking=True)
+        segments = self._transform.apply(
+            signals, to_device(loaded.gain, self._device), torch.empty(self._shape, device=self._device)
+        )
+        self._under_way.hold(loaded.raw.signals)
+        return loaded.raw, segments

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from engine.models import feature_encoder, positional, transformer
 from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
-from engine.models.layers import LayerNorm, Linear, MaskEmbedding, scale_gradient
+from engine.models.layers import Dropout, LayerNorm, Linear, MaskEmbedding, scale_gradient
 from engine.models.positional import PositionalConvolution
 from engine.models.transformer import Block
 from engine.options import Options
@@ -73,13 +73,13 @@ class Encoder(nn.Module):
         self.options = options
         self.feature_encoder = FeatureEncoder(options.num_leads, options.feature_channels, options.feature_blocks, options.norm)
         self.feature_norm = LayerNorm(options.feature_channels)
-        self.feature_dropout = nn.Dropout(options.feature_dropout)
+        self.feature_dropout = Dropout(options.feature_dropout)
         self.feature_projection = Linear(options.feature_channels, options.width)
-        self.input_dropout = nn.Dropout(options.input_dropout)
+        self.input_dropout = Dropout(options.input_dropout)
         self.mask_embedding = MaskEmbedding(options.width)
         self.positional_convolution = PositionalConvolution(options.width, options.pos_kernel, options.pos_groups)
         self.context_norm = LayerNorm(options.width)
-        self.context_dropout = nn.Dropout(options.dropout)
+        self.context_dropout = Dropout(options.dropout)
         self.blocks = nn.ModuleList(
             Block(options.width, options.num_heads, options.mlp_width, options.dropout, options.attention_dropout)
             for _ in range(options.depth)

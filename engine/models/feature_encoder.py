@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.models.functional import linear
 from engine.models.layers import ChannelNorm, LayerNorm
 
 KERNEL: Final[int] = 2
@@ -41,8 +42,8 @@ class ConvolutionBlock(nn.Module):
         length = x.shape[1] // KERNEL
         # [B, T / K, (K, C)]: the K samples under one position of the kernel lie side by side in memory.
         windows = x[:, : length * KERNEL].reshape(x.shape[0], length, -1)
-        weight = self.weight.to(x.dtype).transpose(1, 2).flatten(1)
-        return F.gelu(self.norm(F.linear(windows, weight))[:, :num_tokens])
+        weight = self.weight.transpose(1, 2).flatten(1)
+        return F.gelu(self.norm(linear(windows, weight))[:, :num_tokens])
 
 
 class FeatureEncoder(nn.Module):

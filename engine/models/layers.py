@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.models.functional import dropout, linear
+
 INIT_STD = 0.02
 
 
@@ -25,7 +27,27 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps [..., in_features] to [..., out_features]."""
-        return F.linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
+        return linear(x, self.weight, self.bias)
+
+
+class Dropout(nn.Module):
+    """Dropout in training, nothing in evaluation.
+
+    Args:
+        p: probability that a value becomes zero, in [0, 1).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drops values of x of any shape."""
+        return dropout(x, self.p) if self.training else x
+
+    def extra_repr(self) -> str:
+        """The probability, for the printed model."""
+        return f"p={self.p}"
 
 
 class LayerNorm(nn.LayerNorm):

@@ -6,7 +6,8 @@ Legend: B segments, T tokens, D width, H heads.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.layers import LayerNorm, Linear
+from engine.models.functional import attention
+from engine.models.layers import Dropout, LayerNorm, Linear
 
 
 class SelfAttention(nn.Module):
@@ -28,8 +29,8 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attends within [B, T, D]."""
         B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-        attended = F.scaled_dot_product_attention(q, k, v, dropout_p=self.dropout if self.training else 0.0)
+        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        attended = attention(q, k, v, self.dropout if self.training else 0.0)
         y: Tensor = self.out(attended.transpose(1, 2).reshape(B, T, D))
         return y
 
@@ -52,7 +53,7 @@ class Block(nn.Module):
         self.fc1 = Linear(width, mlp_width)
         self.fc2 = Linear(mlp_width, width)
         self.mlp_norm = LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transforms tokens [B, T, D]."""

@@ -68,7 +68,6 @@ class CMSC(Objective):
     def __init__(self, options: CMSCOptions, encoder_options: EncoderOptions) -> None:
         super().__init__(options, encoder_options)
         self.options = options
-        self.width = encoder_options.width
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
         """Nothing is random here."""

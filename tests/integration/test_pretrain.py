@@ -7,7 +7,6 @@ import socket
 from pathlib import Path
 
 import pytest
-
 from pretraining_runs import Run
 
 pytestmark = pytest.mark.slow
@@ -32,7 +31,13 @@ def test_the_loss_does_not_depend_on_how_many_ranks_share_the_batch(simulated_da
 def test_every_zero_stage_trains_with_two_ranks_and_accumulation(
     simulated_dataset: Path, tmp_path: Path, stage: int, precision: str
 ) -> None:
-    words = ("train.steps=4", "train.batch_size=8", "train.micro_batch_size=2", f"train.precision={precision}", f"zero.stage={stage}")
+    words = (
+        "train.steps=4",
+        "train.batch_size=8",
+        "train.micro_batch_size=2",
+        f"train.precision={precision}",
+        f"zero.stage={stage}",
+    )
     run = Run(simulated_dataset, tmp_path / "run", *words, "train.validate_every=2", ranks=2).succeed()
     losses = run.losses()
     assert len(losses) == 4
@@ -44,7 +49,9 @@ def test_every_zero_stage_trains_with_two_ranks_and_accumulation(
 
 
 def test_the_quickstart_learns_and_concludes(simulated_dataset: Path, tmp_path: Path) -> None:
-    run = Run(simulated_dataset, tmp_path / "run", "train.steps=80", "train.batch_size=16", "logging.tensorboard=true", launcher=True).succeed()
+    run = Run(
+        simulated_dataset, tmp_path / "run", "train.steps=80", "train.batch_size=16", "logging.tensorboard=true", launcher=True
+    ).succeed()
     losses = run.losses()
     assert sum(losses[-8:]) < 0.9 * sum(losses[:8])
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -100,7 +107,7 @@ class TestRefusals:
 
     def test_shard_changed_by_one_bit(self, simulated_dataset: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
-        shard = sorted((copy / "shards").glob("pretrain-*.tar"))[0]
+        shard = min((copy / "shards").glob("pretrain-*.tar"))
         content = bytearray(shard.read_bytes())
         content[len(content) // 2] ^= 4
         shard.write_bytes(content)
@@ -108,7 +115,7 @@ class TestRefusals:
 
     def test_shard_missing(self, simulated_dataset: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
-        shard = sorted((copy / "shards").glob("pretrain-*.tar"))[0]
+        shard = min((copy / "shards").glob("pretrain-*.tar"))
         shard.unlink()
         assert shard.name in self.refused(copy, tmp_path)
 

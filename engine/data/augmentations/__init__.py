@@ -12,9 +12,9 @@ AUGMENTATIONS = {"random_lead_masking": RandomLeadMasking}
 
 
 class AugmentationOptions(Options):
-    """The augmentations of a run, by the names of :data:`AUGMENTATIONS`; ``null`` turns one off."""
+    """The augmentations of a run, by the names of :data:`AUGMENTATIONS`: those that are named are on, ``null`` is off."""
 
-    random_lead_masking: RandomLeadMaskingOptions | None = RandomLeadMaskingOptions()
+    random_lead_masking: RandomLeadMaskingOptions | None = None
 
 
 def make_augmentations(options: AugmentationOptions, seed: int) -> list[RandomLeadMasking]:

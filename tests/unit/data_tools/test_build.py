@@ -302,3 +302,18 @@ def test_the_manifest_says_how_it_was_built(corpus: Path, tmp_path: Path) -> Non
     assert content["build"]["options"]["seed"] == 5
     assert content["build"]["options"]["inputs"] == [str(corpus)]
     assert content["build"]["source"] == "physionet2021"
+
+
+def test_real_recordings_keep_every_bit(shared: Path, tmp_path: Path) -> None:
+    corpus = shared / "ecg" / "physionet2021"
+    summary = build(corpus, tmp_path / "out")
+    assert list(verify_dataset(tmp_path / "out")) == []
+    assert not summary.rejected
+    assert not summary.partly_used
+    dataset = Dataset.open(tmp_path / "out")
+    rows = all_samples(tmp_path / "out")
+    assert len(rows) == 25
+    for row in rows:
+        (mat,) = corpus.rglob(f"{row['recording']}.mat")
+        original = np.fromfile(mat, "<i2", offset=24).reshape(5000, 12).T
+        np.testing.assert_array_equal(dataset.read_crop(row["key"])[0], original)

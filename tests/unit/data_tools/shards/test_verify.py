@@ -96,7 +96,7 @@ def test_a_missing_file_is_named(dataset: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [SHARD, INDEX, "samples.parquet", "rejected.parquet"])
 def test_an_empty_file_is_named(dataset: Path, name: str) -> None:
     os.truncate(dataset / name, 0)
-    assert list(verify_dataset(dataset))[0].startswith(f"{name}: 0 bytes instead of ")
+    assert next(iter(verify_dataset(dataset))).startswith(f"{name}: 0 bytes instead of ")
 
 
 def test_a_shard_listed_twice_is_named(dataset: Path) -> None:

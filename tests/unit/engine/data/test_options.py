@@ -34,13 +34,13 @@ def test_the_augmentations_of_the_options_are_those_of_the_table_and_masking_is_
     assert list(AUGMENTATIONS)[-1] == "random_lead_masking"
 
 
-def test_null_turns_an_augmentation_off():
-    assert len(make_augmentations(AugmentationOptions(), seed=1)) == 1
-    assert make_augmentations(AugmentationOptions.model_validate({"random_lead_masking": None}), seed=1) == []
+@pytest.mark.parametrize(("named", "number"), [({}, 0), ({"random_lead_masking": None}, 0), ({"random_lead_masking": {}}, 1)])
+def test_augmentations_that_are_named_are_on(named, number):
+    assert len(make_augmentations(AugmentationOptions.model_validate(named), seed=1)) == number
 
 
 def test_the_defaults_are_the_paper_s():
-    assert DataOptions().augmentations.random_lead_masking == RandomLeadMaskingOptions(p=0.5)
+    assert RandomLeadMaskingOptions() == RandomLeadMaskingOptions(p=0.5)
     assert DataOptions().leads == 12
 
 

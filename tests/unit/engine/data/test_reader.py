@@ -5,12 +5,12 @@ import threading
 import numpy as np
 
 from engine.data import CropStore, SampleOrder
-from engine.data.reader import BatchReader
+from engine.data.reader import RawBatch, RawReader, ReadAhead
 
 
-def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> BatchReader:
+def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> ReadAhead[RawBatch]:
     arguments = {"batch_size": 5, "rank": 0, "world_size": 1, "prefetch": 3, "num_threads": 2, **changes}
-    return BatchReader(store, order, leads=range(12), **arguments)
+    return ReadAhead(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
 
 
 def num_reader_threads() -> int:

@@ -48,6 +48,7 @@ def test_every_part_of_the_loss(shared: Path, norm: FeatureNorm) -> None:
         loss, metrics = model.objective(model.encoder, segments, torch.arange(2), golden_draws(golden))
     num_masked = golden["sample_size"].item()
     assert num_masked == golden["mask"].sum()
+    assert isinstance(model.objective, W2VCMSC)
     expected = {
         "loss_local": golden["loss_local_sum"].item() / num_masked,
         "loss_diversity": golden["loss_diversity_weighted"].item() / num_masked,

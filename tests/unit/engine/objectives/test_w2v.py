@@ -49,9 +49,7 @@ def some_mask(num_segments: int, num_tokens: int) -> Tensor:
     return mask
 
 
-def reference_loss(
-    modules: W2V, options: W2VOptions, output: EncoderOutput, draws: W2VDraws, negatives: Tensor
-) -> Tensor:
+def reference_loss(modules: W2V, options: W2VOptions, output: EncoderOutput, draws: W2VDraws, negatives: Tensor) -> Tensor:
     """The whole local objective, from the modules' float64 weights."""
     quantizer = modules.quantizer
 
@@ -60,9 +58,7 @@ def reference_loss(
 
     logits = project(quantizer.projection, output.latents).unflatten(-1, (options.num_codebooks, options.num_codes))
     noise = None if draws.gumbel_noise is None else draws.gumbel_noise.double()
-    vectors, codes = reference_losses.quantize(
-        logits, noise, float(draws.gumbel_temperature), quantizer.codebook.codes
-    )
+    vectors, codes = reference_losses.quantize(logits, noise, float(draws.gumbel_temperature), quantizer.codebook.codes)
     losses = reference_losses.local_losses(
         project(modules.context_projection, output.context),
         project(modules.target_projection, vectors),

@@ -1,0 +1,124 @@
+"""How many recordings a second become shards.
+
+    python benchmarks/build_shards.py [--input DIR] [--workers 1 2] [--repeats 3] [--json FILE]
+
+Without an input a cohort is simulated first. Each repeat builds the whole dataset anew, from the start of the command's work
+(finding the recordings, starting workers) to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` reads the
+same recordings on one core and does nothing else with them. All contenders take turns in every repeat, so that whatever else
+the machine does hits all alike; median and range of the repeats are given. Recordings per second of CPU time (of all
+processes, starting included) are what one core does; they hardly depend on what else the machine does.
+"""
+
+import argparse
+import importlib.metadata
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from data_tools.build import BuildOptions, build_dataset
+from data_tools.sources import make_source
+from data_tools.synthetic import write_cohort
+
+SEED = 1
+SOURCE = "physionet2021"
+
+
+def read_with_wfdb(paths: Sequence[Path]) -> float:
+    """Seconds in which wfdb reads recordings, header and digital samples."""
+    import wfdb
+
+    start = time.perf_counter()
+    for path in paths:
+        wfdb.rdrecord(str(path), physical=False)
+    return time.perf_counter() - start
+
+
+def build(inputs: Path, out: Path, num_workers: int) -> tuple[float, float, int]:
+    """Builds a dataset; seconds on the clock, seconds of CPU in all processes, and the number of crops."""
+    start, cpu_start = time.perf_counter(), _cpu_seconds()
+    summary = build_dataset(BuildOptions(SOURCE, (inputs,)), out, num_workers=num_workers)
+    seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - cpu_start
+    shutil.rmtree(out)
+    return seconds, cpu_seconds, sum(counts.crops for counts in summary.counts.values())
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of those it started that have ended, as workers have after a build."""
+    return sum(os.times()[:4])
+
+
+def parse_arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--input", type=Path, metavar="DIR", help="recordings; by default a cohort is simulated")
+    parser.add_argument("--patients", type=int, default=1000, metavar="N", help="of that cohort (default: 1000)")
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, os.cpu_count() or 1], metavar="N")
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    return parser.parse_args()
+
+
+def _text(values: dict[str, float]) -> str:
+    return f"{values['median']:,.0f} ({values['min']:,.0f} to {values['max']:,.0f})"
+
+
+def main() -> None:
+    """Measures, prints a table, writes JSON."""
+    # Every worker imports this file; torch and pandas, which these bring along, would count as work of the build.
+    from _common import environment, print_environment, print_table, spread, write_json
+
+    arguments = parse_arguments()
+    where = environment()
+    print_environment(where)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
+        inputs = arguments.input
+        if inputs is None:
+            inputs = folder / "cohort"
+            write_cohort(inputs, arguments.patients, SEED, os.cpu_count() or 1)
+        paths = [file.path for file in make_source(SOURCE).find([inputs])]
+        read_with_wfdb(paths)  # warms the page cache
+        num_crops = 0
+        contenders = {"wfdb.rdrecord alone": 0} | {f"build, {n} workers": n for n in sorted(set(arguments.workers))}
+        clock: dict[str, list[float]] = {name: [] for name in contenders}
+        cpu: dict[str, list[float]] = {name: [] for name in contenders}
+        for _ in range(arguments.repeats):
+            for name, num_workers in contenders.items():
+                if num_workers:
+                    elapsed, cpu_elapsed, num_crops = build(inputs, folder / "out", num_workers)
+                else:
+                    cpu_start = _cpu_seconds()
+                    elapsed, cpu_elapsed = read_with_wfdb(paths), _cpu_seconds() - cpu_start
+                clock[name].append(elapsed)
+                cpu[name].append(cpu_elapsed)
+
+    figures = {
+        name: {
+            "recordings_per_s": spread([len(paths) / value for value in clock[name]]),
+            "recordings_per_cpu_s": spread([len(paths) / value for value in cpu[name]]),
+        }
+        for name in contenders
+    }
+    print(f"{len(paths)} recordings, {num_crops} crops, {arguments.repeats} repeats; median (lowest to highest)\n")
+    rows = [[name, *(_text(values) for values in figure.values())] for name, figure in figures.items()]
+    print_table(["", "recordings/s", "recordings/CPU second"], rows)
+    if arguments.json:
+        versions = {name: importlib.metadata.version(name) for name in ("dask", "distributed", "wfdb", "scipy")}
+        config = {
+            "input": "simulated cohort" if arguments.input is None else "recordings given",
+            "num_recordings": len(paths),
+            "num_crops": num_crops,
+            "repeats": arguments.repeats,
+            "workers": sorted(set(arguments.workers)),
+            "versions": versions,
+        }
+        write_json(arguments.json, "build_shards", config, where, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""A global batch gives one loss and one gradient, however many ranks share it."""
+
+import pytest
+import torch
+from distributed_helpers import run_ranks
+from tiny_model import random_batch, tiny_model
+from torch import Tensor
+
+from engine.objectives.cmsc import CMSCForm
+from engine.objectives.distributed import gather_ranks, rank, sum_over_ranks, world_size
+
+CASES: list[tuple[str, CMSCForm]] = [
+    ("w2v", "ntxent"),
+    ("cmsc", "ntxent"),
+    ("cmsc", "symmetric"),
+    ("w2v_cmsc", "ntxent"),
+    ("w2v_cmsc", "symmetric"),
+]
+NUM_PAIRS = 6
+STEP, ROW0 = 11, 24
+
+
+# Loss, metrics, gradient.
+Result = tuple[float, dict[str, float], Tensor]
+
+
+def run_case(objective: str, form: CMSCForm, pairs: slice) -> Result:
+    """Loss and gradient of some pairs of the global batch; the first two pairs share a patient."""
+    model = tiny_model(objective, form)
+    segments, patient = random_batch(NUM_PAIRS)
+    loss, metrics = model(segments[pairs], patient[pairs], STEP, ROW0 + pairs.start)
+    loss.backward()
+    gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    return loss.item(), {name: value.item() for name, value in metrics.items()}, gradient
+
+
+def run_every_case(rank: int, num_ranks: int) -> list[Result]:
+    each = NUM_PAIRS // num_ranks
+    return [run_case(*case, slice(rank * each, (rank + 1) * each)) for case in CASES]
+
+
+@pytest.fixture(scope="module")
+def results() -> list[list[Result]]:
+    """Of each rank, for each case."""
+    return run_ranks(run_every_case, 2, 2)
+
+
+@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
+def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], case: int) -> None:
+    expected_loss, expected_metrics, expected_gradient = run_case(*CASES[case], slice(0, NUM_PAIRS))
+    (loss0, metrics0, gradient0), (loss1, metrics1, gradient1) = (result[case] for result in results)
+    assert loss0 != loss1
+    assert (loss0 + loss1) / 2 == pytest.approx(expected_loss, rel=1e-6)
+    for name, value in expected_metrics.items():
+        assert (metrics0[name] + metrics1[name]) / 2 == pytest.approx(value, rel=1e-6), name
+    error = (gradient0 + gradient1) / 2 - expected_gradient
+    # Sums in another order: fp32 noise, well above 1e-6 only in single parameters.
+    assert error.norm() <= 3e-6 * expected_gradient.norm()
+
+
+def differentiate_collectives(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    torch.manual_seed(0)
+    inputs, weights = torch.randn(3, 2, 4), torch.randn(3, 6, 4)
+    x = inputs[rank].clone().requires_grad_()
+    total = sum_over_ranks(x)
+    (sum_grad,) = torch.autograd.grad((total * weights[rank, :2]).sum(), x)
+    gathered = gather_ranks(x)
+    (gather_grad,) = torch.autograd.grad((gathered * weights[rank]).sum(), x)
+    return total.detach(), sum_grad, gathered.detach(), gather_grad
+
+
+def test_backward_of_each_collective_is_its_adjoint() -> None:
+    torch.manual_seed(0)
+    inputs, weights = torch.randn(3, 2, 4), torch.randn(3, 6, 4)
+    for rank_, (total, sum_grad, gathered, gather_grad) in enumerate(run_ranks(differentiate_collectives, 3)):
+        torch.testing.assert_close(total, inputs.sum(0))
+        torch.testing.assert_close(sum_grad, weights[:, :2].sum(0))
+        assert torch.equal(gathered, inputs.flatten(0, 1))
+        torch.testing.assert_close(gather_grad, weights.sum(0)[2 * rank_ : 2 * rank_ + 2])
+
+
+def test_one_process_needs_no_group() -> None:
+    x = torch.randn(3)
+    assert (world_size(), rank()) == (1, 0)
+    assert sum_over_ranks(x) is x
+    assert gather_ranks(x) is x

@@ -1,0 +1,89 @@
+"""The fast formulations on a CPU against torch's own."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from engine.models.functional import attention, dropout, linear
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(7, 12), (3, 5, 12), (1, 1, 12), (2, 3, 4, 12)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_linear_equals_torchs(dtype: torch.dtype, shape: tuple[int, ...], with_bias: bool) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(shape).to(dtype).requires_grad_()
+    weight = torch.randn(20, 12).to(dtype).requires_grad_()
+    inputs = [x, weight]
+    if with_bias:
+        inputs.append(torch.randn(20).to(dtype).requires_grad_())
+    ours, theirs = linear(*inputs), F.linear(*inputs)
+    upstream = torch.randn_like(theirs)
+    torch.testing.assert_close(ours, theirs)
+    for a, b in zip(torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_linear_takes_any_strides_and_skips_what_needs_no_gradient() -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(12, 5, 3).permute(2, 1, 0), torch.randn(12, 20).T.requires_grad_()
+    y = linear(x, weight)
+    torch.testing.assert_close(y, F.linear(x, weight))
+    torch.testing.assert_close(
+        torch.autograd.grad(y.sum(), weight)[0], torch.autograd.grad(F.linear(x, weight).sum(), weight)[0]
+    )
+    frozen = linear(x.clone().requires_grad_(), weight.detach(), torch.zeros(20))
+    frozen.sum().backward()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_equals_torchs(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = inputs = [torch.randn(2, 3, 9, 8).to(dtype).requires_grad_() for _ in range(3)]
+    ours, theirs = attention(q, k, v, 0.0), F.scaled_dot_product_attention(q, k, v)
+    upstream = torch.randn_like(theirs)
+    tolerance = 1e-5 if dtype == torch.float32 else 3e-2
+    torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance)
+    for a, b in zip(torch.autograd.grad(ours, inputs, upstream), torch.autograd.grad(theirs, inputs, upstream), strict=True):
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def test_attention_drops_weights_and_keeps_their_mean() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(64, 4, 16, 8), torch.randn(64, 4, 16, 8), torch.ones(64, 4, 16, 8)
+    # Values of one: the output is the sum of the weights that were kept, scaled.
+    kept = attention(q, k, v, 0.25)[..., 0]
+    assert not torch.allclose(kept, torch.ones_like(kept))
+    assert kept.mean().item() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_dropout_drops_a_share_p_and_scales_the_rest(dtype: torch.dtype, p: float) -> None:
+    torch.manual_seed(0)
+    x = torch.ones(1000, 101, dtype=dtype, requires_grad=True)
+    y = dropout(x, p)
+    n = x.numel()
+    dropped = (y == 0).double().mean().item()
+    assert abs(dropped - p) < 4.5 * math.sqrt(p * (1 - p) / n)
+    torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)), rtol=1e-2, atol=0)
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, y.detach())
+    # No structure from cutting numbers out of longer words.
+    zeros = (y == 0).double().flatten()
+    for lag in (1, 2, 3, 4, 8):
+        correlation = torch.corrcoef(torch.stack([zeros[:-lag], zeros[lag:]]))[0, 1].item()
+        assert abs(correlation) < 4.5 / math.sqrt(n)
+
+
+def test_dropout_follows_torchs_generator() -> None:
+    x = torch.ones(33)
+    torch.manual_seed(5)
+    first = dropout(x, 0.5)
+    second = dropout(x, 0.5)
+    torch.manual_seed(5)
+    assert torch.equal(dropout(x, 0.5), first)
+    assert not torch.equal(first, second)
+    assert dropout(x, 0.0) is x

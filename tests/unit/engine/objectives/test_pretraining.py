@@ -1,0 +1,180 @@
+"""The whole model that is trained: size, purity, dtypes, no waiting for the device, ZeRO-3's rule."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tiny_model import random_batch, tiny_model
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+
+from engine.models import Encoder, EncoderOptions
+from engine.objectives import OBJECTIVES, PretrainingModel, W2VCMSCOptions
+from engine.objectives.cmsc import CMSCForm
+
+EVERY_OBJECTIVE: list[tuple[str, CMSCForm]] = [
+    ("w2v", "ntxent"),
+    ("cmsc", "ntxent"),
+    ("cmsc", "symmetric"),
+    ("w2v_cmsc", "ntxent"),
+    ("w2v_cmsc", "symmetric"),
+]
+PARTS = {
+    "w2v": {"loss_local", "loss_diversity", "loss_features_penalty"},
+    "cmsc": {"loss_global"},
+    "w2v_cmsc": {"loss_local", "loss_diversity", "loss_features_penalty", "loss_global"},
+}
+
+
+def gradient(model: PretrainingModel) -> Tensor:
+    return torch.cat([p.grad.float().flatten() for p in model.parameters() if p.grad is not None])
+
+
+def test_base_model_has_90_9_million_parameters_and_88_gflop() -> None:
+    options = EncoderOptions()
+    with torch.device("meta"):
+        model = PretrainingModel(Encoder(options), OBJECTIVES["w2v_cmsc"](W2VCMSCOptions(), options))
+    assert sum(p.numel() for p in model.parameters()) / 1e6 == pytest.approx(90.9, abs=0.05)
+    assert model.flops_per_segment(2500) / 1e9 == pytest.approx(88, abs=0.5)
+
+
+def test_the_table_builds_every_objective_with_its_own_options() -> None:
+    encoder_options = EncoderOptions(width=32, depth=1, num_heads=2, pos_groups=4, mlp_width=32, feature_channels=8)
+    for objective_class in OBJECTIVES.values():
+        objective = objective_class(objective_class.options_class(), encoder_options)
+        assert objective.flops_per_segment(10) >= 0
+
+
+@pytest.mark.parametrize(("objective", "form"), EVERY_OBJECTIVE)
+def test_every_parameter_is_trained_and_the_parts_add_up(objective: str, form: CMSCForm) -> None:
+    model = tiny_model(objective, form)
+    loss, metrics = model(*random_batch(4), step=0)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        unused = objective == "cmsc" and "mask_embedding" in name
+        assert (parameter.grad is None) == unused, name
+        assert unused or (parameter.grad is not None and torch.isfinite(parameter.grad).all()), name
+    assert all(not value.requires_grad and value.dtype == torch.float32 and value.dim() == 0 for value in metrics.values())
+    assert loss.dtype == torch.float32
+    assert sum(metrics[part].item() for part in PARTS[objective]) == pytest.approx(loss.item(), rel=1e-6)
+
+
+def test_loss_is_a_pure_function_of_weights_batch_step_and_row() -> None:
+    model = tiny_model("w2v_cmsc")
+    segments, patient = random_batch(3)
+    base = model(segments, patient, 7, 30)[0]
+    assert base == model(segments, patient, 7, 30)[0]
+    assert base == model(segments, patient, torch.tensor(7), torch.tensor(30))[0]
+    assert base != model(segments, patient, 8, 30)[0]
+    assert base != model(segments, patient, 7, 33)[0]
+    model.seed = 1
+    assert base != model(segments, patient, 7, 30)[0]
+
+
+@pytest.mark.parametrize(("objective", "form"), EVERY_OBJECTIVE)
+def test_bf16_is_close_to_fp32(objective: str, form: CMSCForm) -> None:
+    segments, patient = random_batch(4)
+    losses, grads = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = tiny_model(objective, form)
+        # Without Gumbel noise, a code changes only where two logits are almost equal.
+        model.objective.eval()
+        loss, _ = model(segments.to(dtype), patient, 0)
+        loss.backward()
+        losses.append(loss.item())
+        grads.append(gradient(model))
+    assert losses[1] == pytest.approx(losses[0], rel=0.03)
+    assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.95
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("objective", "form"), EVERY_OBJECTIVE)
+def test_nothing_waits_for_the_device_and_shapes_are_fixed(objective: str, form: CMSCForm, dtype: torch.dtype) -> None:
+    """Fake tensors have no values: .item(), boolean indexing and shapes that depend on values raise."""
+    with FakeTensorMode():
+        model = tiny_model(objective, form, dropout=0.1, attention_dropout=0.1, feature_dropout=0.1, input_dropout=0.1)
+        segments, patient = torch.empty(3, 2, 12, 640, dtype=dtype), torch.empty(3, dtype=torch.int64)
+        loss, metrics = model(segments, patient, torch.zeros((), dtype=torch.int64), 0)
+        loss.backward()
+        assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "mask" not in name)
+    assert all(value.shape == () for value in metrics.values())
+
+
+def test_fake_tensors_would_notice() -> None:
+    with FakeTensorMode():
+        x = torch.empty(3)
+        with pytest.raises(DynamicOutputShapeException, match="nonzero"):
+            x[x > 0].sum()
+
+
+# torch's compiler instantiates the base class of autograd functions itself.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_training_step_is_one_graph(dtype: torch.dtype) -> None:
+    torch.compiler.reset()
+    model = tiny_model("w2v_cmsc")
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    segments, patient = random_batch(3)
+    results = []
+    for run in (model, compiled):
+        model.zero_grad()
+        torch.manual_seed(0)
+        loss, _ = run(segments.to(dtype), patient, torch.tensor(3), 0)
+        loss.backward()
+        results.append((loss.item(), gradient(model)))
+    (loss, grad), (compiled_loss, compiled_grad) = results
+    assert compiled_loss == pytest.approx(loss, rel=1e-5 if dtype == torch.float32 else 1e-2)
+    assert (compiled_grad - grad).norm() < (1e-4 if dtype == torch.float32 else 5e-2) * grad.norm()
+
+
+def owners(model: nn.Module) -> Iterator[nn.Module]:
+    """Modules that hold parameters of their own."""
+    return (module for module in model.modules() if list(module.parameters(recurse=False)))
+
+
+@pytest.mark.parametrize(("objective", "form"), EVERY_OBJECTIVE)
+def test_parameters_are_used_in_their_own_modules_forward_only(objective: str, form: CMSCForm) -> None:
+    """As under ZeRO-3: a parameter is whole within its module's forward, and empty at any other time."""
+    model = tiny_model(objective, form)
+    segments, patient = random_batch(3)
+    with torch.no_grad():
+        expected = model(segments, patient, 0)[0]
+        whole = {parameter: parameter.data for parameter in model.parameters()}
+
+        def gather(module: nn.Module, _inputs: object) -> None:
+            for parameter in module.parameters(recurse=False):
+                parameter.data = whole[parameter]
+
+        def release(module: nn.Module, *_: object) -> None:
+            for parameter in module.parameters(recurse=False):
+                parameter.data = torch.empty(0)
+
+        for module in owners(model):
+            module.register_forward_pre_hook(gather)
+            module.register_forward_hook(release)
+            release(module)
+        assert model(segments, patient, 0)[0] == expected
+        with pytest.raises((RuntimeError, ValueError, IndexError)):
+            nn.functional.linear(torch.zeros(1, 16), model.encoder.feature_projection.weight)
+
+
+def test_a_few_steps_lower_the_loss() -> None:
+    model = tiny_model("w2v_cmsc")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    segments, patient = random_batch(6)
+    losses = []
+    for step in range(30):
+        optimizer.zero_grad()
+        loss, _ = model(segments, patient, step)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+
+
+def test_wrong_batches_are_refused_with_their_shape() -> None:
+    model = tiny_model("w2v_cmsc")
+    with pytest.raises(ValueError, match=r"12 leads, samples\], got \[4, 8, 640\]"):
+        model(torch.zeros(2, 2, 8, 640), torch.arange(2), 0)
+    with pytest.raises(ValueError, match="shorter than one token"):
+        model(torch.zeros(2, 2, 12, 8), torch.arange(2), 0)
