@@ -45,6 +45,10 @@ def main() -> int:
         return 143
     except (OptionError, DatasetError) as error:
         return _fail(error, speak=ranks.is_main or isinstance(error, RankError))
+    except OSError as error:
+        if error.filename is None:
+            raise
+        return _fail(ValueError(f"{error.filename}: {error.strerror}: nothing was lost, mend it and start again"), speak=True)
     finally:
         stop()
     return 0

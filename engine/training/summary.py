@@ -12,6 +12,7 @@ from engine.training.sinks import read_rows
 
 # The paper's length of pre-training: figures are given for it so that runs of any length compare.
 _PAPER_EPOCHS = 200
+_ACCURACY = "accuracy_"
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Summary:
     loss_first: float
     loss_last: float
     valid_loss_last: float | None
+    accuracies_last: dict[str, float]
     crops_per_second: float
     mfu: float
     peak_tflops: float
@@ -48,6 +50,11 @@ def summarise(
         loss_first=median(row["loss"] for row in rows[:ends]),
         loss_last=median(row["loss"] for row in rows[-ends:]),
         valid_loss_last=valid[-1]["loss"] if valid else None,
+        accuracies_last={
+            name.removeprefix(_ACCURACY): median(row[name] for row in rows[-ends:])
+            for name in rows[-1]
+            if name.startswith(_ACCURACY)
+        },
         crops_per_second=crops_per_second,
         mfu=median(row["mfu"] for row in settled),
         peak_tflops=peak_flops / 1e12,
@@ -72,6 +79,7 @@ def write_summary(summary: Summary, folder: Path) -> str:
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
         "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f}{valid}",
+        "chosen right": ", ".join(f"{name} {share:.0%}" for name, share in summary.accuracies_last.items()),
         "speed": f"{summary.crops_per_second:,.1f} crops/s",
         "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (a large matrix product, measured)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
@@ -84,12 +92,14 @@ def write_summary(summary: Summary, folder: Path) -> str:
 
 
 def plot_losses(metrics: Path, out: Path) -> None:
-    """Draws the loss and its parts over the steps, training and validation, from a ``metrics.jsonl``."""
+    """Draws the loss, its parts and the accuracies over the steps, training and validation, from a ``metrics.jsonl``."""
     train, valid = read_rows(metrics, "train"), read_rows(metrics, "valid")
-    parts = [name for name in train[-1] if name == "loss" or name.startswith("loss_")]
-    figure = Figure(figsize=(4.2 * len(parts), 3.4), layout="constrained")
-    for number, name in enumerate(parts, start=1):
-        axes = figure.add_subplot(1, len(parts), number)
+    names = [name for name in train[-1] if name == "loss" or name.startswith(("loss_", _ACCURACY))]
+    num_columns = min(4, len(names))
+    num_rows = -(-len(names) // num_columns)
+    figure = Figure(figsize=(3.6 * num_columns, 3.0 * num_rows), layout="constrained")
+    for number, name in enumerate(names, start=1):
+        axes = figure.add_subplot(num_rows, num_columns, number)
         axes.plot(*_points(train, name), color="#4c72b0", linewidth=0.8, alpha=0.45)
         axes.plot(*_smooth(train, name), color="#4c72b0", linewidth=1.8, label="training")
         if valid:
