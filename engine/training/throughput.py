@@ -1,7 +1,7 @@
 """How fast a run is, and how fast it could be: crops per second, model FLOPs utilisation, memory.
 
 MFU counts matrix products and convolutions only, forward once and backward twice, nothing for recomputation, against the
-measured rate of one large matrix product on the same device in the same precision.
+measured rate of one large matrix product on the same device in the same precision, in the formulation that the model takes.
 """
 
 import resource
@@ -10,6 +10,8 @@ import time
 from statistics import median
 
 import torch
+
+from engine.models.functional import linear
 
 # The product whose rate is the yardstick: [M, K] x [K, N]. On a CPU it is the model's own largest product at 8 pairs, since
 # a larger one would only measure the memory; on a GPU it is the customary large square one.
@@ -22,12 +24,12 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 
     m, k, n = _CUDA_PRODUCT if device.type == "cuda" else _CPU_PRODUCT
     generator = torch.Generator(device=device).manual_seed(0)
     a = torch.randn(m, k, device=device, generator=generator).to(dtype)
-    b = torch.randn(k, n, device=device, generator=generator).to(dtype)
+    weight = torch.randn(n, k, device=device, generator=generator).to(dtype)
     seconds = []
     for _ in range(repeats + 1):
         synchronize(device)
         start = time.perf_counter()
-        _ = a @ b
+        linear(a, weight)
         synchronize(device)
         seconds.append(time.perf_counter() - start)
     return 2.0 * m * k * n / median(seconds[1:])
