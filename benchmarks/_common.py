@@ -26,7 +26,7 @@ def environment() -> dict[str, Any]:
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),
         "python": platform.python_version(),
         "versions": _versions(),
         "commit": _commit(),

@@ -121,7 +121,7 @@ def _peak(config: RunConfig, ranks: Ranks) -> float:
 def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Namespace) -> None:
     where = environment()
     print_environment(where)
-    headers = ["precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "memory GB"]
+    headers = ["precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "peak GB so far"]
     is_recorded_case = ranks.device.type == "cpu" and arguments.pairs == 8 and not arguments.overrides
     if is_recorded_case:
         headers.append("x official")

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from dataset_fixtures import crop_signal
+from numpy.typing import NDArray
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -65,7 +66,7 @@ def assert_same(one: Batch, other: Batch) -> None:
         assert torch.equal(getattr(one, field.name), getattr(other, field.name)), f"{field.name} differs"
 
 
-def expected_segments(store: CropStore, rows: list[int]) -> np.ndarray:
+def expected_segments(store: CropStore, rows: list[int]) -> NDArray[np.float64]:
     numbers = [int(key.split("-")[1]) for key in store.keys(rows)]
     crops = np.stack([crop_signal(store.split, number) for number in numbers]).astype(np.float64)
     return crops.reshape(len(rows), 12, 2, 2500).transpose(0, 2, 1, 3) / 1000
@@ -84,7 +85,7 @@ class LoaderContract:
         with self.make(dataset, **changes) as loader:
             return join(take(loader, count))
 
-    def test_batches_are_the_crops_of_the_stream_in_millivolts(self, dataset):
+    def test_batches_are_the_crops_of_the_stream_in_millivolts(self, dataset: Dataset) -> None:
         store = CropStore(dataset, "pretrain")
         with self.make(dataset, **PLAIN) as loader:
             batches = take(loader, 5)
@@ -100,7 +101,7 @@ class LoaderContract:
                 assert batch.patient.tolist() == store.patient[rows].tolist()
                 np.testing.assert_allclose(batch.segments.cpu(), expected_segments(store, rows.tolist()), rtol=1e-6)
 
-    def test_epochs_follow_each_other_within_a_batch_and_no_padded_crop_appears(self, dataset):
+    def test_epochs_follow_each_other_within_a_batch_and_no_padded_crop_appears(self, dataset: Dataset) -> None:
         store = CropStore(dataset, "pretrain")
         num_crops = store.num_crops
         assert num_crops == 72
@@ -110,13 +111,13 @@ class LoaderContract:
         assert not torch.equal(joined.row[:num_crops], joined.row[num_crops : 2 * num_crops])
         np.testing.assert_allclose(joined.segments, expected_segments(store, joined.row.tolist()), rtol=1e-6)
 
-    def test_a_batch_may_be_larger_than_the_split(self, dataset):
+    def test_a_batch_may_be_larger_than_the_split(self, dataset: Dataset) -> None:
         joined = self.read(dataset, 2, split="valid", batch_size=20)
         assert sorted(joined.row[:8].tolist()) == list(range(8))
         assert joined.row.shape == (40,)
 
     @pytest.mark.parametrize("world_size", [2, 3])
-    def test_ranks_partition_the_global_batch(self, dataset, world_size):
+    def test_ranks_partition_the_global_batch(self, dataset: Dataset, world_size: int) -> None:
         whole = self.read(dataset, 4, batch_size=6 * world_size)
         by_rank = []
         for rank in range(world_size):
@@ -125,7 +126,7 @@ class LoaderContract:
                 assert loader.state_dict()["cursor"] == 4 * 6 * world_size
         assert_same(join([batches[number] for number in range(4) for batches in by_rank]), whole)
 
-    def test_masking_zeroes_whole_leads_and_leaves_the_others(self, dataset):
+    def test_masking_zeroes_whole_leads_and_leaves_the_others(self, dataset: Dataset) -> None:
         plain, masked = self.read(dataset, 8, **PLAIN), self.read(dataset, 8)
         zeros = (masked.segments == 0).all(dim=-1)
         assert 0.4 < zeros.float().mean() < 0.6
@@ -136,7 +137,7 @@ class LoaderContract:
         assert np.mean([torch.equal(first[row], zeros) for row, zeros in second.items()]) < 0.01
 
     @pytest.mark.parametrize("leads", [6, 3, 1, ["V6", "aVR"]])
-    def test_fewer_leads_are_those_channels_in_canonical_order(self, dataset, leads):
+    def test_fewer_leads_are_those_channels_in_canonical_order(self, dataset: Dataset, leads: int | list[str]) -> None:
         rows = {6: range(6), 3: (0, 1, 7), 1: (0,)}.get(leads, (3, 11)) if isinstance(leads, int) else (3, 11)
         full, fewer = self.read(dataset, 3, **PLAIN), self.read(dataset, 3, leads=leads, **PLAIN)
         assert torch.equal(fewer.segments, full.segments[:, :, list(rows)])
@@ -145,7 +146,7 @@ class LoaderContract:
         assert 0 < (masked.segments == 0).all(-1).sum() < masked.segments[..., 0].numel()
 
     @pytest.mark.parametrize("num_before", [0, 1, 7, 13])
-    def test_resuming_is_exact_also_with_other_ranks_and_batches(self, dataset, num_before):
+    def test_resuming_is_exact_also_with_other_ranks_and_batches(self, dataset: Dataset, num_before: int) -> None:
         whole = self.read(dataset, 30)
         with self.make(dataset) as loader:
             take(loader, num_before)
@@ -165,7 +166,7 @@ class LoaderContract:
         joined = join([batches[number] for number in range(3) for batches in by_rank])
         assert_same(joined, after)
 
-    def test_seek_goes_anywhere_at_any_time(self, dataset):
+    def test_seek_goes_anywhere_at_any_time(self, dataset: Dataset) -> None:
         whole = self.read(dataset, 20)
         with self.make(dataset) as loader:
             for cursor in (60, 0, 0, 33):
@@ -174,7 +175,7 @@ class LoaderContract:
                 assert_same(joined, Batch(*(getattr(whole, field.name)[cursor : cursor + 18] for field in fields(Batch))))
                 assert loader.state_dict()["cursor"] == cursor + 18
 
-    def test_a_state_of_something_else_is_refused_in_one_line(self, dataset):
+    def test_a_state_of_something_else_is_refused_in_one_line(self, dataset: Dataset) -> None:
         with self.make(dataset) as loader:
             state = loader.state_dict()
             changes = {"version": 2, "fingerprint": "f" * 64, "num_crops": 7, "seed": 9, "split": "valid", "block_size": 64}
@@ -190,7 +191,7 @@ class LoaderContract:
             with pytest.raises(ValueError, match="-1"):
                 loader.seek(-1)
 
-    def test_batches_stay_as_they_are_while_they_are_held(self, dataset):
+    def test_batches_stay_as_they_are_while_they_are_held(self, dataset: Dataset) -> None:
         with self.make(dataset) as loader:
             held = take(loader, 6)
             copies = [batch.segments.clone() for batch in held]
@@ -201,7 +202,7 @@ class LoaderContract:
         assert all(torch.equal(batch.segments, copy) for batch, copy in zip(held, copies, strict=True))
         assert all(torch.equal(view, copy) for view, copy in zip(views, view_copies, strict=True))
 
-    def test_closing_ends_the_threads_and_is_final(self, dataset):
+    def test_closing_ends_the_threads_and_is_final(self, dataset: Dataset) -> None:
         before = {thread.ident for thread in threading.enumerate()}
         loader = self.make(dataset, prefetch=8, num_threads=4)
         take(loader, 3)
@@ -214,7 +215,7 @@ class LoaderContract:
         with pytest.raises(ValueError, match="closed"):
             loader.seek(0)
 
-    def test_a_loader_nobody_holds_is_freed_and_its_batches_live_on(self, dataset):
+    def test_a_loader_nobody_holds_is_freed_and_its_batches_live_on(self, dataset: Dataset) -> None:
         loader = self.make(dataset)
         batch = next(loader)
         copy = batch.segments.clone()
@@ -224,7 +225,7 @@ class LoaderContract:
         assert gone() is None
         assert torch.equal(batch.segments, copy)
 
-    def test_a_program_that_does_not_close_its_loader_ends(self, dataset):
+    def test_a_program_that_does_not_close_its_loader_ends(self, dataset: Dataset) -> None:
         """A process of its own, because what is tested is the end of the interpreter."""
         program = (
             "import sys\n"
@@ -239,7 +240,7 @@ class LoaderContract:
         result = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False, cwd=tests.parent)
         assert (result.returncode, result.stdout) == (0, "6\n"), result.stderr
 
-    def test_a_shard_removed_while_training_is_named(self, dataset, tmp_path):
+    def test_a_shard_removed_while_training_is_named(self, dataset: Dataset, tmp_path: Path) -> None:
         folder = tmp_path / "copy"
         shutil.copytree(dataset.path, folder)
         loader = self.make(Dataset.open(folder), prefetch=1)
@@ -254,7 +255,7 @@ class LoaderContract:
         with pytest.raises(ValueError, match="failed before"):
             next(loader)
 
-    def test_draws_depend_on_the_seed(self, dataset):
+    def test_draws_depend_on_the_seed(self, dataset: Dataset) -> None:
         one, other = self.read(dataset, 12), self.read(dataset, 12, seed=6)
         assert not torch.equal(one.row, other.row)
         order = other.row.argsort()[one.row.argsort().argsort()]
@@ -289,7 +290,7 @@ class TestDaliLoaderOnGpu(LoaderContract):
     name = "dali"
     device = "cuda"
 
-    def test_batches_equal_those_of_the_cpu_while_the_device_is_busy(self, dataset):
+    def test_batches_equal_those_of_the_cpu_while_the_device_is_busy(self, dataset: Dataset) -> None:
         """Copies and kernels of several batches overlap with a long computation on torch's stream."""
         expected = join(take(make("torch", dataset), 60))
         busy = torch.randn(4096, 4096, device="cuda")
@@ -304,6 +305,6 @@ class TestDaliLoaderOnGpu(LoaderContract):
 @needs_dali
 @pytest.mark.parametrize("leads", [12, 2])
 @pytest.mark.parametrize("augmentations", [MASKED, {}], ids=["masked", "plain"])
-def test_both_loaders_give_the_same_batches(dataset, leads, augmentations):
+def test_both_loaders_give_the_same_batches(dataset: Dataset, leads: int | list[str], augmentations: dict[str, Any]) -> None:
     one, other = (join(take(make(name, dataset, leads=leads, augmentations=augmentations), 15)) for name in ("torch", "dali"))
     assert_same(one, other)

@@ -4,12 +4,14 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from recording_files import random_signal, write_recording
 
 from data_tools.build import BuildError, BuildOptions, BuildSummary, build_dataset
@@ -19,8 +21,7 @@ from data_tools.shards.verify import verify_dataset
 from data_tools.staging import key_prefix
 
 
-def build(inputs: Path, out: Path, **options: object) -> BuildSummary:
-    num_workers = options.pop("num_workers", 1)
+def build(inputs: Path, out: Path, *, num_workers: int = 1, **options: Any) -> BuildSummary:
     return build_dataset(BuildOptions("physionet2021", (inputs,), **options), out, num_workers=num_workers)
 
 
@@ -28,8 +29,9 @@ def shard_bytes(out: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((out / "shards").iterdir())}
 
 
-def all_samples(out: Path) -> list[dict[str, object]]:
-    return pq.read_table(out / "samples.parquet").to_pylist()
+def all_samples(out: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pq.read_table(out / "samples.parquet").to_pylist()
+    return rows
 
 
 def rejected(out: Path) -> dict[str, list[tuple[str, int]]]:
@@ -135,16 +137,14 @@ def _remove(suffix: str) -> Callable[[Path], None]:
     return lambda path: path.with_suffix(suffix).unlink()
 
 
-def _rewrite(**options: object) -> Callable[[Path], None]:
+def _rewrite(*, signal: NDArray[np.int16] | None = None, **options: Any) -> Callable[[Path], None]:
     def change(path: Path) -> None:
-        signal = options.get("signal", random_signal(99))
-        others = {name: value for name, value in options.items() if name != "signal"}
-        write_recording(path.parent, path.name, signal, **others)
+        write_recording(path.parent, path.name, random_signal(99) if signal is None else signal, **options)
 
     return change
 
 
-def _with_nan(num_samples: int, position: int) -> np.ndarray:
+def _with_nan(num_samples: int, position: int) -> NDArray[np.int16]:
     signal = random_signal(99, num_samples)
     signal[3, position] = -32768
     return signal
@@ -251,7 +251,7 @@ def test_a_limit_takes_the_first_recordings(corpus: Path, tmp_path: Path) -> Non
         ({"num_workers": 0}, "workers must be at least 1"),
     ],
 )
-def test_impossible_options_are_refused(corpus: Path, tmp_path: Path, options: dict[str, object], message: str) -> None:
+def test_impossible_options_are_refused(corpus: Path, tmp_path: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build(corpus, tmp_path / "out", **options)
 

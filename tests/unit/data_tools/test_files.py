@@ -1,5 +1,6 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,8 +19,9 @@ def test_a_file_appears_when_it_is_whole(tmp_path: Path) -> None:
 def test_an_error_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"old")
+    text: Any = "text where bytes belong"
     with pytest.raises(TypeError), atomic_write(path) as file:
-        file.write("text where bytes belong")
+        file.write(text)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
 

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ def test_limb_leads_fulfil_einthoven_and_goldberger() -> None:
     np.testing.assert_allclose(avf, foot - (right + left) / 2, atol=1e-12)
 
 
-def test_limb_leads_of_real_recordings_follow_from_the_first_two(shared) -> None:
+def test_limb_leads_of_real_recordings_follow_from_the_first_two(shared: Path) -> None:
     from data_tools.sources import make_source
 
     source = make_source("physionet2021")

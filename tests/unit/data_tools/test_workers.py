@@ -1,4 +1,6 @@
+import importlib
 import os
+from collections.abc import Generator, Iterator
 
 import pytest
 
@@ -15,7 +17,7 @@ def fail(number: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def workers():
+def workers() -> Iterator[Workers]:
     with Workers(1) as pool:
         yield pool
 
@@ -28,12 +30,13 @@ def test_every_task_gives_one_result(workers: Workers) -> None:
 def test_tasks_are_drawn_only_as_they_are_needed(workers: Workers) -> None:
     drawn = []
 
-    def tasks():
+    def tasks() -> Iterator[int]:
         for number in range(50):
             drawn.append(number)
             yield number
 
     results = workers.map_unordered(double, tasks())
+    assert isinstance(results, Generator)
     for num_results in range(1, 20):
         next(results)
         assert len(drawn) <= num_results + 2
@@ -54,9 +57,9 @@ def test_several_workers_are_processes() -> None:
 
 
 def test_a_scheduler_lends_its_workers() -> None:
-    from distributed import LocalCluster
+    distributed = importlib.import_module("distributed")
 
-    with LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
+    with distributed.LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster:
         with Workers(scheduler=cluster.scheduler_address) as pool:
             assert sorted(pool.map_unordered(double, range(5))) == [0, 2, 4, 6, 8]
         cluster.scale(0)
@@ -66,13 +69,13 @@ def test_a_scheduler_lends_its_workers() -> None:
 
 
 def test_workers_without_this_version_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    from distributed import LocalCluster
+    distributed = importlib.import_module("distributed")
 
     # What workers answer is the true version.
     versions = iter(["0.0.1"])
     monkeypatch.setattr(data_tools.workers, "version", lambda _: next(versions, "0.1.0"))
     with (
-        LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
+        distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         pytest.raises(ValueError, match=r"lacks ecg-engine 0\.0\.1"),
         Workers(scheduler=cluster.scheduler_address),
     ):

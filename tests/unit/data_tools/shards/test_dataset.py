@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
 
 def change_manifest(folder: Path, **changes: Any) -> dict[str, Any]:
     path = folder / "manifest.json"
-    content = json.loads(path.read_text()) | changes
+    content: dict[str, Any] = json.loads(path.read_text()) | changes
     path.write_text(json.dumps(content))
     return content
 

@@ -46,8 +46,9 @@ def test_tarfile_and_numpy_read_what_was_written(shard: tuple[Path, ShardWriter]
         for info in archive:
             assert (info.mtime, info.uid, info.gid, info.uname, info.mode) == (0, 0, 0, "", 0o644)
         for number in range(3):
-            content = archive.extractfile(f"k-{number}.npy").read()
-            np.testing.assert_array_equal(np.load(io.BytesIO(content)), random_signal(number))
+            member = archive.extractfile(f"k-{number}.npy")
+            assert member is not None
+            np.testing.assert_array_equal(np.load(io.BytesIO(member.read())), random_signal(number))
 
 
 def test_crops_are_read_at_their_offsets(shard: tuple[Path, ShardWriter]) -> None:

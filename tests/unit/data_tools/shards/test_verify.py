@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -53,7 +54,7 @@ def list_anew(dataset: Path) -> None:
     path.write_text(json.dumps(content))
 
 
-def change_json(dataset: Path, change: Callable[[dict], None]) -> None:
+def change_json(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
     path = dataset / "manifest.json"
     content = json.loads(path.read_text())
     change(content)
@@ -112,7 +113,7 @@ def test_a_shard_that_is_not_listed_is_named(dataset: Path) -> None:
 
 
 def test_wrong_counts_are_named(dataset: Path) -> None:
-    def change(content: dict) -> None:
+    def change(content: dict[str, Any]) -> None:
         content["counts"]["pretrain"]["patients"] += 1
 
     change_json(dataset, change)
@@ -131,7 +132,7 @@ def test_shards_exchanged_are_found_even_if_listed_anew(dataset: Path) -> None:
     assert any("differ from samples.parquet" in problem for problem in problems)
 
 
-def rewrite_table(dataset: Path, change: Callable[[list[dict]], None]) -> None:
+def rewrite_table(dataset: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
     path = dataset / "samples.parquet"
     table = pq.read_table(path)
     rows = table.to_pylist()

@@ -5,12 +5,12 @@ import pytest
 from recording_files import random_signal, write_recording
 
 from data_tools.leads import LEADS
-from data_tools.recording import RecordingError
+from data_tools.recording import Recording, RecordingError
 from data_tools.sources import make_source
 from data_tools.sources.physionet2021 import PhysioNet2021, database_of, parse_comments
 
 
-def open_only(folder: Path):
+def open_only(folder: Path) -> Recording:
     (file,) = PhysioNet2021().find([folder])
     return PhysioNet2021().open(file)
 

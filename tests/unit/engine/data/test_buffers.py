@@ -1,33 +1,36 @@
 """Memory returns to the pool when nobody can see it any more, and not before."""
 
 import gc
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.data.buffers import BufferPool, UnderWay
 
 
-def address(array: np.ndarray) -> int:
-    return array.__array_interface__["data"][0]
+def address(array: NDArray[Any]) -> int:
+    place: int = array.__array_interface__["data"][0]
+    return place
 
 
-def test_memory_is_reused_when_the_array_is_gone():
+def test_memory_is_reused_when_the_array_is_gone() -> None:
     pool = BufferPool((3, 4), torch.int16)
     first = pool.take()
-    assert (first.shape, first.dtype) == ((3, 4), np.int16)
+    assert (first.shape, first.dtype) == ((3, 4), np.dtype(np.int16))
     place = address(first)
     del first
     assert address(pool.take()) == place
 
 
-def test_memory_in_use_is_never_handed_out_again():
+def test_memory_in_use_is_never_handed_out_again() -> None:
     pool = BufferPool((8,), torch.float32)
     held = [pool.take() for _ in range(5)]
     assert len({address(array) for array in held}) == 5
 
 
-def test_tensors_and_slices_keep_the_memory():
+def test_tensors_and_slices_keep_the_memory() -> None:
     pool = BufferPool((8,), torch.float32)
     array = pool.take()
     array[:] = 1
@@ -41,7 +44,7 @@ def test_tensors_and_slices_keep_the_memory():
         del views[name]
 
 
-def test_on_the_cpu_nothing_is_under_way():
+def test_on_the_cpu_nothing_is_under_way() -> None:
     pool = BufferPool((8,), torch.float32)
     under_way = UnderWay(torch.device("cpu"))
     array = pool.take()

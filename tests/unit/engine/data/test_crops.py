@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
+from numpy.typing import NDArray
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -16,19 +17,19 @@ from engine.data import crops as crops_module
 COMPLETE = [number for number in range(60) if not is_partial(number, 7)]
 
 
-def read(store: CropStore, rows: list[int], leads: tuple[int, ...] = tuple(range(12))) -> np.ndarray:
+def read(store: CropStore, rows: list[int], leads: tuple[int, ...] = tuple(range(12))) -> NDArray[np.int16]:
     out = np.full((len(rows), len(leads), 5000), -1, np.int16)
     store.read(np.array(rows), out, leads)
     return out
 
 
-def test_rows_are_the_complete_crops_in_the_order_of_the_table(store, dataset):
+def test_rows_are_the_complete_crops_in_the_order_of_the_table(store: CropStore, dataset: Dataset) -> None:
     assert store.num_crops == len(COMPLETE)
     assert store.keys(range(store.num_crops)) == [crop_key("pretrain", number) for number in COMPLETE]
     assert store.fingerprint == dataset.fingerprint
 
 
-def test_recordings_and_patients_are_numbered_in_order_of_appearance(store):
+def test_recordings_and_patients_are_numbered_in_order_of_appearance(store: CropStore) -> None:
     recordings = [number // 2 for number in COMPLETE]
     assert store.recording.tolist() == [sorted(set(recordings)).index(recording) for recording in recordings]
     patients = [recording // 2 for recording in recordings]
@@ -36,24 +37,24 @@ def test_recordings_and_patients_are_numbered_in_order_of_appearance(store):
     assert store.patient.dtype == store.recording.dtype == np.int64
 
 
-def test_content_is_what_was_written_in_any_order_of_rows(store):
+def test_content_is_what_was_written_in_any_order_of_rows(store: CropStore) -> None:
     rows = [50, 3, 3, 19, 0, 18]
     expected = np.stack([crop_signal("pretrain", COMPLETE[row]) for row in rows])
     np.testing.assert_array_equal(read(store, rows), expected)
 
 
 @pytest.mark.parametrize("leads", [(0,), (11,), (0, 1, 7), (0, 1, 2, 3, 4, 5), (1, 3, 5, 10, 11)])
-def test_only_the_leads_asked_for_are_read(store, leads):
+def test_only_the_leads_asked_for_are_read(store: CropStore, leads: tuple[int, ...]) -> None:
     rows = [7, 40]
     expected = np.stack([crop_signal("pretrain", COMPLETE[row])[list(leads)] for row in rows])
     np.testing.assert_array_equal(read(store, rows, leads), expected)
 
 
-def test_more_shards_than_files_kept_open_and_several_threads(dataset, monkeypatch):
+def test_more_shards_than_files_kept_open_and_several_threads(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crops_module, "_MAX_OPEN_SHARDS", 1)
     store = CropStore(dataset, "pretrain")
     expected = np.stack([crop_signal("pretrain", number) for number in COMPLETE])
-    wrong = []
+    wrong: list[int] = []
 
     def work(seed: int) -> None:
         for rows in np.random.default_rng(seed).integers(0, store.num_crops, (10, 8)):
@@ -76,7 +77,7 @@ def open_files(folder: Path) -> int:
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="needs /proc")
-def test_files_are_closed_with_the_store(tmp_path):
+def test_files_are_closed_with_the_store(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "dataset", {"pretrain": 6}, crops_per_shard=2)
     store = CropStore(Dataset.open(folder), "pretrain")
     read(store, [0, 3, 5])
@@ -85,7 +86,7 @@ def test_files_are_closed_with_the_store(tmp_path):
     assert open_files(folder) == 0
 
 
-def test_a_shard_that_has_gone_or_shrunk_is_named(dataset, tmp_path):
+def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(dataset.path, folder)
     store = CropStore(Dataset.open(folder), "pretrain")
@@ -100,7 +101,7 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset, tmp_path):
         read(store, [store.num_crops - 1])
 
 
-def test_an_unknown_or_empty_split_is_refused(dataset, tmp_path):
+def test_an_unknown_or_empty_split_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="no split 'test'; there are pretrain, valid"):
         CropStore(dataset, "test")
     padded_only = Dataset.open(write_dataset(tmp_path / "padded", {"pretrain": 3}, partial_every=1))

@@ -2,21 +2,22 @@
 
 import importlib
 import logging
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
 
-from engine.data import LOADERS, DataOptions, SampleOrder, dali_loader, make_loader
+from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
 from engine.options import OptionError
 
 
 @pytest.fixture
-def order(store) -> SampleOrder:
+def order(store: CropStore) -> SampleOrder:
     return SampleOrder(store.num_crops, seed=1)
 
 
 @pytest.fixture
-def no_dali(monkeypatch) -> None:
+def no_dali(monkeypatch: pytest.MonkeyPatch) -> None:
     real = importlib.import_module
 
     def fail(name: str, package: str | None = None) -> object:
@@ -24,37 +25,43 @@ def no_dali(monkeypatch) -> None:
             raise ModuleNotFoundError(f"No module named '{name}'")
         return real(name, package)
 
-    monkeypatch.setattr(dali_loader.importlib, "import_module", fail)
+    monkeypatch.setattr(importlib, "import_module", fail)
 
 
-def test_every_loader_of_the_table_can_be_configured_and_knows_its_name():
-    choices = DataOptions.model_fields["loader"].annotation.__args__
+def test_every_loader_of_the_table_can_be_configured_and_knows_its_name() -> None:
+    choices = get_args(DataOptions.model_fields["loader"].annotation)
     assert set(choices) == {"auto", *LOADERS}
     assert all(LOADERS[name].name == name for name in LOADERS)
 
 
-def test_auto_takes_dali_where_it_is_installed_and_says_so(store, order, caplog):
+def test_auto_takes_dali_where_it_is_installed_and_says_so(
+    store: CropStore, order: SampleOrder, caplog: pytest.LogCaptureFixture
+) -> None:
     pytest.importorskip("nvidia.dali")
     with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
         assert loader.name == "dali"
     assert "dali" in caplog.text
 
 
-def test_auto_takes_torch_elsewhere_and_says_so(store, order, caplog, no_dali):
+def test_auto_takes_torch_elsewhere_and_says_so(
+    store: CropStore, order: SampleOrder, caplog: pytest.LogCaptureFixture, no_dali: None
+) -> None:
     with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
         assert loader.name == "torch"
         assert len(next(loader)) == 2
     assert "torch" in caplog.text
 
 
-def test_dali_asked_for_but_not_installed_is_one_clear_line(store, order, no_dali):
+def test_dali_asked_for_but_not_installed_is_one_clear_line(store: CropStore, order: SampleOrder, no_dali: None) -> None:
     with pytest.raises(OptionError, match=r"not installed; pip install .*data\.loader=torch") as error:
         make_loader(DataOptions(loader="dali"), store, order, seed=1, batch_size=2)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_cuda_without_a_gpu_is_one_clear_line(store, order, name, monkeypatch):
+def test_cuda_without_a_gpu_is_one_clear_line(
+    store: CropStore, order: SampleOrder, name: Literal["dali", "torch"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(OptionError, match="'cuda' was asked for, but no CUDA device is visible") as error:
         make_loader(DataOptions(loader=name), store, order, seed=1, batch_size=2, device="cuda")
@@ -70,12 +77,14 @@ def test_cuda_without_a_gpu_is_one_clear_line(store, order, name, monkeypatch):
         ({"seed": 2}, "seed 1, the loader 2"),
     ],
 )
-def test_numbers_that_do_not_fit_are_refused(store, order, changes, message):
-    arguments = {"seed": 1, "batch_size": 2, **changes}
+def test_numbers_that_do_not_fit_are_refused(
+    store: CropStore, order: SampleOrder, changes: dict[str, int], message: str
+) -> None:
+    arguments: dict[str, Any] = {"seed": 1, "batch_size": 2, **changes}
     with pytest.raises(OptionError, match=message):
         make_loader(DataOptions(loader="torch"), store, order, **arguments)
 
 
-def test_an_order_of_another_split_is_refused(store):
+def test_an_order_of_another_split_is_refused(store: CropStore) -> None:
     with pytest.raises(OptionError, match="order is of 7 crops"):
         make_loader(DataOptions(loader="torch"), store, SampleOrder(7, 1), seed=1, batch_size=2)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from engine.data import SampleOrder
 
@@ -18,7 +19,7 @@ orders = st.builds(
 
 def read_by_ranks(
     order: SampleOrder, cursor: int, world_size: int, batch_size: int, num_batches: int
-) -> tuple[np.ndarray, int]:
+) -> tuple[NDArray[np.int64], int]:
     """What all ranks together read in some micro-batches, in the order of the stream, and the cursor after it."""
     pieces = []
     for _ in range(num_batches):
@@ -37,8 +38,8 @@ def read_by_ranks(
     other_batch_size=st.integers(1, 40),
 )
 def test_each_crop_exactly_once_an_epoch_also_when_stopped_and_resumed_with_other_ranks(
-    order, world_size, batch_size, num_before, other_world_size, other_batch_size
-):
+    order: SampleOrder, world_size: int, batch_size: int, num_before: int, other_world_size: int, other_batch_size: int
+) -> None:
     before, cursor = read_by_ranks(order, 0, world_size, batch_size, num_before)
     missing = max(0, 2 * order.num_samples - cursor)
     after, _ = read_by_ranks(
@@ -53,14 +54,14 @@ def test_each_crop_exactly_once_an_epoch_also_when_stopped_and_resumed_with_othe
 
 @settings(deadline=None, max_examples=40)
 @given(order=orders, world_size=st.integers(1, 64), batch_size=st.integers(1, 40))
-def test_the_global_order_does_not_depend_on_the_number_of_ranks(order, world_size, batch_size):
+def test_the_global_order_does_not_depend_on_the_number_of_ranks(order: SampleOrder, world_size: int, batch_size: int) -> None:
     stream, _ = read_by_ranks(order, 0, world_size, batch_size, 2)
     np.testing.assert_array_equal(stream, order.indices(0, len(stream)))
 
 
 @settings(deadline=None, max_examples=40)
 @given(order=orders, start=st.integers(0, 600), count=st.integers(0, 300))
-def test_any_piece_of_the_stream_is_the_same_from_a_fresh_order(order, start, count):
+def test_any_piece_of_the_stream_is_the_same_from_a_fresh_order(order: SampleOrder, start: int, count: int) -> None:
     order.indices(start // 2, 50)  # something else in the caches
     fresh = SampleOrder(order.num_samples, order.seed, order.block_size, order.window_blocks)
     whole = fresh.indices(0, start + count)
@@ -69,10 +70,11 @@ def test_any_piece_of_the_stream_is_the_same_from_a_fresh_order(order, start, co
 
 @settings(deadline=None, max_examples=60)
 @given(order=orders, epoch=st.integers(0, 3))
-def test_each_window_touches_only_its_own_few_blocks(order, epoch):
+def test_each_window_touches_only_its_own_few_blocks(order: SampleOrder, epoch: int) -> None:
     crops = order.indices(epoch * order.num_samples, order.num_samples)
     blocks = crops // order.block_size
-    position, seen = 0, set()
+    position = 0
+    seen: set[int] = set()
     while position < len(crops):
         # A window ends where as many blocks as it may touch have been read to their ends.
         window: dict[int, int] = {}
@@ -88,7 +90,7 @@ def test_each_window_touches_only_its_own_few_blocks(order, epoch):
         seen |= window.keys()
 
 
-def test_crops_are_mixed_within_the_window_and_windows_spread_over_the_split():
+def test_crops_are_mixed_within_the_window_and_windows_spread_over_the_split() -> None:
     order = SampleOrder(4096, seed=1, block_size=16, window_blocks=8)
     crops = order.indices(0, 4096)
     assert np.mean(np.diff(crops) == 1) < 0.05
@@ -97,7 +99,7 @@ def test_crops_are_mixed_within_the_window_and_windows_spread_over_the_split():
     assert first_window.max() > 3072
 
 
-def test_epochs_and_seeds_differ():
+def test_epochs_and_seeds_differ() -> None:
     order = SampleOrder(500, seed=1, block_size=16, window_blocks=4)
     first, second = order.indices(0, 500), order.indices(500, 500)
     other = SampleOrder(500, seed=2, block_size=16, window_blocks=4).indices(0, 500)
@@ -105,19 +107,19 @@ def test_epochs_and_seeds_differ():
     assert np.mean(first == other) < 0.05
 
 
-def test_every_place_of_an_epoch_is_equally_likely_for_a_crop():
+def test_every_place_of_an_epoch_is_equally_likely_for_a_crop() -> None:
     """Over many seeds the mean place of each crop is the middle; its standard error is 100 / sqrt(12 * 400) = 1.4."""
     places = np.stack([np.argsort(SampleOrder(100, seed, 8, 3).indices(0, 100)) for seed in range(400)])
     assert np.abs(places.mean(axis=0) - 49.5).max() < 5 * 1.45
 
 
-def test_the_order_is_the_same_on_every_machine():
+def test_the_order_is_the_same_on_every_machine() -> None:
     """Written down once: a change of it would break every run that resumes."""
     order = SampleOrder(20, seed=7, block_size=4, window_blocks=2)
     assert order.indices(0, 20).tolist() == [6, 9, 5, 11, 7, 4, 10, 8, 15, 16, 13, 18, 17, 19, 12, 14, 0, 2, 3, 1]
 
 
-def test_ten_million_crops_need_little_memory():
+def test_ten_million_crops_need_little_memory() -> None:
     order = SampleOrder(10_000_000, seed=3)
     last = order.indices(10_000_000 - 64, 128)
     assert len(np.unique(last[:64])) == 64
@@ -134,11 +136,11 @@ def test_ten_million_crops_need_little_memory():
         ({"num_samples": 5, "seed": 1, "window_blocks": 0}, "window_blocks"),
     ],
 )
-def test_nonsense_is_refused(arguments, word):
+def test_nonsense_is_refused(arguments: dict[str, int], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         SampleOrder(**arguments)
 
 
-def test_negative_positions_are_refused():
+def test_negative_positions_are_refused() -> None:
     with pytest.raises(ValueError, match="-3"):
         SampleOrder(10, 1).indices(-3, 2)

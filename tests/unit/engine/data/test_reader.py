@@ -17,7 +17,7 @@ def num_reader_threads() -> int:
     return sum(thread.name.startswith("crop-reader") for thread in threading.enumerate())
 
 
-def test_batches_come_in_order_with_their_rows_and_positions(store):
+def test_batches_come_in_order_with_their_rows_and_positions(store: CropStore) -> None:
     order = SampleOrder(store.num_crops, seed=3, block_size=4, window_blocks=2)
     reader = make_reader(store, order, rank=1, world_size=3)
     for number in range(12):
@@ -30,7 +30,7 @@ def test_batches_come_in_order_with_their_rows_and_positions(store):
     reader.close()
 
 
-def test_seek_forgets_what_was_read_ahead(store):
+def test_seek_forgets_what_was_read_ahead(store: CropStore) -> None:
     reader = make_reader(store, SampleOrder(store.num_crops, seed=3))
     next(reader)
     reader.seek(1000)
@@ -38,7 +38,7 @@ def test_seek_forgets_what_was_read_ahead(store):
     reader.close()
 
 
-def test_threads_end_on_close_and_when_the_reader_is_gone(store):
+def test_threads_end_on_close_and_when_the_reader_is_gone(store: CropStore) -> None:
     order = SampleOrder(store.num_crops, seed=3)
     before = num_reader_threads()
     closed, dropped = make_reader(store, order), make_reader(store, order)

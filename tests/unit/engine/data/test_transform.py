@@ -16,7 +16,7 @@ def make_signals(num_leads: int = 12) -> torch.Tensor:
     return torch.randint(-(2**15), 2**15, (4, num_leads, 5000), dtype=torch.int16, generator=generator)
 
 
-def test_segments_are_the_two_halves_in_millivolts():
+def test_segments_are_the_two_halves_in_millivolts() -> None:
     signals = make_signals()
     segments = apply(Transform([], 12), signals, 0)
     assert segments.shape == (4, 2, 12, 2500)
@@ -26,7 +26,7 @@ def test_segments_are_the_two_halves_in_millivolts():
     torch.testing.assert_close(segments[:, 1].double(), signals[:, :, 2500:].double() / 1000, rtol=1e-6, atol=0)
 
 
-def test_masked_leads_are_exactly_zero_and_the_others_untouched():
+def test_masked_leads_are_exactly_zero_and_the_others_untouched() -> None:
     signals = make_signals(3)
     masking = RandomLeadMasking(RandomLeadMaskingOptions(p=0.5), seed=4)
     plain, masked = apply(Transform([], 3), signals, 17), apply(Transform([masking], 3), signals, 17)
