@@ -79,6 +79,8 @@ def _run(config: RunConfig, ranks: Ranks) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # PyTorch's compiler calls functions that PyTorch itself has deprecated.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
     if ranks.is_main:
         config.output_dir.mkdir(parents=True, exist_ok=True)
     trainer = prepare(config, ranks)

@@ -47,10 +47,14 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """``F.linear`` in the dtype of the input: x [..., in], weight [out, in], bias [out] -> [..., out]."""
+    """``F.linear`` in the dtype of the input: x [..., in], weight [out, in], bias [out] -> [..., out].
+
+    A compiled graph has torch's own, since the compiler cannot see through oneDNN's.
+    """
     weight = weight.to(x.dtype)
     bias = None if bias is None else bias.to(x.dtype)
-    if _ONEDNN_LINEAR is None or not (x.device.type == "cpu" and x.dtype == torch.float32):
+    is_plain = x.device.type != "cpu" or x.dtype != torch.float32 or torch.compiler.is_compiling()
+    if _ONEDNN_LINEAR is None or is_plain:
         return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     y: Tensor = _OneDNNLinear.apply(rows, weight, bias)  # type: ignore[no-untyped-call]
