@@ -153,7 +153,10 @@ def parse(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=9, help="of every measurement (default %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="of every measurement (default %(default)s)")
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    if min(arguments.threads, arguments.batch_size, arguments.prefetch, arguments.repeats) < 1:
+        parser.error("--threads, --batch-size, --prefetch and --repeats must be at least 1")
+    return arguments
 
 
 def main(words: list[str] | None = None) -> None:

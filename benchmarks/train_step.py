@@ -22,7 +22,7 @@ from engine.config import RunConfig, load_config
 from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, start, stop
 from engine.training.setup import make_engine, make_model
-from engine.training.throughput import measure_peak_flops, peak_memory_bytes, synchronize
+from engine.training.throughput import forget_peak_memory, measure_peak_flops, peak_memory_bytes, synchronize
 from engine.training.trainer import DTYPES
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
@@ -34,8 +34,8 @@ NUM_UNTIMED = 2
 def main() -> int:
     """Measures, prints a table, and writes JSON if asked to."""
     arguments = _parse_arguments()
-    ranks = start(choose_device(arguments.device))
     try:
+        ranks = start(choose_device(arguments.device))
         results = [
             _measure(_config(arguments, precision, stage, ranks), ranks, arguments.repeats)
             for stage in arguments.zero
@@ -73,6 +73,7 @@ def _config(arguments: argparse.Namespace, precision: str, stage: int, ranks: Ra
 
 def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """Times whole steps of one configuration."""
+    forget_peak_memory(ranks.device)
     model = make_model(config)
     flops = 2 * config.train.batch_size * model.flops_per_segment(SEGMENT_SAMPLES)
     engine = make_engine(config, model, ranks)

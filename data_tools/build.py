@@ -117,6 +117,7 @@ def build_dataset(
         ValueError: wrong input or options, ``out`` holds something else, or nothing could be used.
         OSError: a file cannot be written; what is finished is kept.
     """
+    pool = Workers(num_workers, scheduler)
     options = BuildOptions(**{**options.__dict__, "inputs": tuple(path.expanduser().resolve() for path in options.inputs)})
     staging = out / STAGING_FOLDER
     if (out / MANIFEST_FILE).exists():
@@ -128,7 +129,7 @@ def build_dataset(
         check_options(options, files, staging)
         (out / SHARDS_FOLDER).mkdir(exist_ok=True)
         remove_temporary_files(out)
-        with Workers(num_workers, scheduler) as workers:
+        with pool as workers:
             notes, recordings = _drop_repeated_names(files)
             num_chunks = _stage(options, recordings, staging, workers, len(files))
             plan = make_plan(staging, num_chunks, len(files), options.valid_fraction)
@@ -176,7 +177,7 @@ def _drop_repeated_names(files: Sequence[RecordingFile]) -> tuple[list[Note], li
         if original is file:
             recordings.append((number, file))
         else:
-            notes.append(Note(number, f"duplicate record name: of {printable(original.path)}", True))
+            notes.append(Note(number, f"duplicate record name: of {printable(original.location)}", True))
     return notes, recordings
 
 
@@ -209,7 +210,7 @@ def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, wo
 
 def _duplicate_notes(plan: Plan, files: Sequence[RecordingFile]) -> list[Note]:
     return [
-        Note(repeat, f"duplicate signal: {count} crops as in {printable(files[original].path)}", True)
+        Note(repeat, f"duplicate signal: {count} crops as in {printable(files[original].location)}", True)
         for repeat, original, count in plan.duplicates
     ]
 
@@ -225,7 +226,7 @@ def _rejected_rows(files: Sequence[RecordingFile], notes: Sequence[Note], plan: 
         reasons = [note.reason for note in by_recording[number]]
         if not num_used:
             reasons = ["; ".join(note.reason for note in by_recording[number] if note.is_loss)]
-        path, name = printable(files[number].path), files[number].name
+        path, name = printable(files[number].location), files[number].name
         rows += [{"path": path, "recording": name, "reason": text, "num_crops_used": num_used} for text in reasons]
     return rows
 

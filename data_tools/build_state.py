@@ -117,7 +117,7 @@ def check_options(options: BuildOptions, files: Sequence[RecordingFile], staging
     """
     listing = hashlib.sha256()
     for file in files:
-        listing.update(f"{file.path}\0{file.size}\n".encode(errors="surrogateescape"))
+        listing.update(f"{file.location}\0{file.size}\n".encode(errors="surrogateescape"))
     wanted = identity(options) | {"listing": listing.hexdigest()}
     path = staging / _OPTIONS_FILE
     if not path.exists():

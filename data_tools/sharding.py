@@ -17,8 +17,10 @@ from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.manifest import SHARDS_FOLDER, IndexInfo, ShardInfo, SplitCounts
 from data_tools.shards.tables import samples_table
 from data_tools.shards.tar import INDEX_SUFFIX, SIGNAL_BYTES, ShardWriter, write_index
-from data_tools.splits import PRETRAIN, SPLITS, VALID, choose_valid
+from data_tools.splits import PRETRAIN, SPLITS, VALID, choose_valid, join_patients
 from data_tools.staging import crops_path, read_staged_index
+
+_CHUNK = "chunk"  # no column of the indexes, but the number of each
 
 
 @dataclass(frozen=True)
@@ -55,43 +57,67 @@ class ShardTask:
 
 
 def make_plan(staging: Path, num_chunks: int, num_recordings: int, valid_fraction: float) -> Plan:
-    """Drops signals that occur twice, splits by patient and shuffles: from the indexes alone, some 60 bytes a crop."""
-    indexes = [read_staged_index(staging, number) for number in range(num_chunks)]
-    chunks = np.repeat(np.arange(num_chunks, dtype=np.int64), [len(index) for index in indexes])
-    index = np.concatenate(indexes)
-    del indexes
+    """Drops signals that occur twice, splits by patient and shuffles: from the indexes alone, some 100 bytes a crop.
 
-    is_first, first = first_occurrences(index["signal"])
-    duplicates = _count_duplicates(index["recording"], is_first, first)
-    index, chunks = index[is_first], chunks[is_first]
+    Patients of whom the same signal is stored are one person under two names, or one recording in two corpora: the rest of
+    their crops goes to the same split.
+    """
+    signals, recordings, patients = _read_columns(staging, num_chunks, "signal", "recording", "patient")
+    is_first, first = first_occurrences(signals)
+    del signals
+    repeats = np.flatnonzero(~is_first)
+    originals = first[repeats]
+    del first
+    duplicates = _count_duplicates(recordings[repeats], recordings[originals])
+    joined = join_patients(patients, patients[repeats], patients[originals])
+    is_valid = choose_valid(joined[is_first], valid_fraction)
+    recordings, patients = recordings[is_first], patients[is_first]
 
-    is_valid = choose_valid(index["patient"], valid_fraction)
-    counts, places = {}, {}
-    for split, chosen in ((PRETRAIN, ~is_valid), (VALID, is_valid)):
-        part, part_chunks = index[chosen], chunks[chosen]
-        counts[split] = _count(part)
-        order = np.argsort(part["order"], kind="stable")
-        columns = (part_chunks, part["offset"], part["metadata_bytes"].astype(np.int64))
-        places[split] = np.stack(columns, axis=1)[order]
+    num_valid, ranks = (column[is_first] for column in _read_columns(staging, num_chunks, "num_valid_samples", "order"))
+    counts = {
+        split: _count(recordings[chosen], patients[chosen], num_valid[chosen])
+        for split, chosen in ((PRETRAIN, ~is_valid), (VALID, is_valid))
+    }
     assert tuple(counts) == SPLITS
-    return Plan(counts, places, np.bincount(index["recording"], minlength=num_recordings), duplicates)
+    num_used = np.bincount(recordings, minlength=num_recordings)
+    del recordings, patients, joined, num_valid
+
+    order = np.argsort(ranks, kind="stable")
+    del ranks
+    chosen_orders = {PRETRAIN: order[~is_valid[order]], VALID: order[is_valid[order]]}
+    del order
+    places = {split: np.empty((len(chosen), 3), dtype=np.int64) for split, chosen in chosen_orders.items()}
+    columns = _read_columns(staging, num_chunks, _CHUNK, "offset", "metadata_bytes")
+    for number in range(len(columns)):
+        column = columns[number][is_first]
+        for split, chosen in chosen_orders.items():
+            places[split][:, number] = column[chosen]
+    return Plan(counts, places, num_used, duplicates)
 
 
-def _count(index: NDArray[np.void]) -> SplitCounts:
+def _read_columns(staging: Path, num_chunks: int, *names: str) -> list[NDArray[Any]]:
+    """Reads some columns of the indexes of all chunks, one after another, and on demand the number of the chunk."""
+    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
+    for number in range(num_chunks):
+        index = read_staged_index(staging, number)
+        for name, parts in columns.items():
+            # A copy, so that the rest of the index is not kept.
+            parts.append(np.full(len(index), number) if name == _CHUNK else index[name].copy())
+    return [np.concatenate(columns.pop(name)) for name in names]
+
+
+def _count(recordings: NDArray[np.int64], patients: NDArray[np.uint64], num_valid: NDArray[np.int32]) -> SplitCounts:
     return SplitCounts(
-        recordings=len(np.unique(index["recording"])),
-        patients=len(np.unique(index["patient"])),
-        crops=len(index),
-        complete_crops=int((index["num_valid_samples"] == CROP_SAMPLES).sum()),
-        segments=int((index["num_valid_samples"] // SEGMENT_SAMPLES).sum()),
+        recordings=len(np.unique(recordings)),
+        patients=len(np.unique(patients)),
+        crops=len(num_valid),
+        complete_crops=int((num_valid == CROP_SAMPLES).sum()),
+        segments=int((num_valid // SEGMENT_SAMPLES).sum()),
     )
 
 
-def _count_duplicates(
-    recordings: NDArray[np.int64], is_first: NDArray[np.bool_], first: NDArray[np.int64]
-) -> list[tuple[int, int, int]]:
-    pairs = np.stack([recordings[~is_first], recordings[first[~is_first]]], axis=1)
-    unique, counts = np.unique(pairs, axis=0, return_counts=True)
+def _count_duplicates(repeats: NDArray[np.int64], originals: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+    unique, counts = np.unique(np.stack([repeats, originals], axis=1), axis=0, return_counts=True)
     return [(int(repeat), int(original), int(count)) for (repeat, original), count in zip(unique, counts, strict=True)]
 
 

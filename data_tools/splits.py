@@ -21,6 +21,37 @@ def seeded_hash(seed: int, purpose: str, *names: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
+def join_patients(
+    patients: NDArray[np.uint64], repeats: NDArray[np.uint64], originals: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
+    """Gives patients who share a signal one hash, so that they end up in the same split.
+
+    Args:
+        patients: [N], hashes.
+        repeats: [M], hashes of patients whose signal ...
+        originals: [M], ... is one of these patients' as well.
+
+    Returns:
+        [N], the hash of one of those who are linked, be it through others.
+    """
+    parent: dict[int, int] = {}
+
+    def find(patient: int) -> int:
+        while (above := parent.get(patient, patient)) != patient:
+            parent[patient] = patient = parent.get(above, above)
+        return patient
+
+    for repeat, original in np.unique(np.stack([repeats, originals], axis=1), axis=0).tolist():
+        if (root := find(repeat)) != find(original):
+            parent[root] = find(original)
+    if not parent:
+        return patients
+    linked = np.array(sorted(parent), dtype=np.uint64)
+    roots = np.array([find(patient) for patient in linked.tolist()], dtype=np.uint64)
+    places = np.searchsorted(linked, patients).clip(max=len(linked) - 1)
+    return np.where(linked[places] == patients, roots[places], patients)
+
+
 def choose_valid(patients: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
     """Chooses the crops of the validation split, by patient.
 

@@ -55,7 +55,7 @@ class ChunkTask:
     recordings: tuple[tuple[int, RecordingFile], ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Note:
     """Why a recording was not used in whole; ``is_loss`` if crops were lost rather than a part of its description."""
 

@@ -117,7 +117,7 @@ class RunConfig(Options):
     """
 
     output_dir: Path
-    seed: int = Field(1, ge=0)
+    seed: int = Field(1, ge=0, lt=2**63)
     resume: str = "auto"
     data: DataOptions
     model: EncoderOptions = EncoderOptions()
@@ -204,6 +204,8 @@ class _StrictLoader(yaml.SafeLoader):
         seen: set[object] = set()
         for key_node, _ in node.value:
             key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not a word", key_node.start_mark)
             if key in seen:
                 raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' is written twice", key_node.start_mark)
             seen.add(key)
@@ -213,7 +215,7 @@ class _StrictLoader(yaml.SafeLoader):
 def _load_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, _StrictLoader)  # noqa: S506 -- a SafeLoader, only stricter
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
         raise OptionError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
@@ -224,6 +226,8 @@ def _read(file: Path, parents: tuple[Path, ...]) -> _Layers:
         text = file.read_text()
     except OSError as error:
         raise OptionError(f"{file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise OptionError(f"{file}: not a text file in UTF-8: {error}") from None
     values = _load_yaml(text, str(file))
     if not isinstance(values, dict):
         raise OptionError(f"{file}: must hold a mapping of keys to values, got {type(values).__name__}")
@@ -290,10 +294,10 @@ def _objective(layers: _Layers) -> ObjectiveChoice:
     if not isinstance(section, dict) or "name" not in section:
         raise OptionError(f"{layers.source('objective')}: objective.name is missing; known: {', '.join(OBJECTIVES)}")
     name = section["name"]
-    if name not in OBJECTIVES:
+    if not isinstance(name, str) or name not in OBJECTIVES:
         raise OptionError(
             f"{layers.source('objective.name')}: objective.name: no objective is called '{name}'"
-            f"{_nearest(str(name), OBJECTIVES)}; known: {', '.join(OBJECTIVES)}"
+            f"{_nearest(str(name), OBJECTIVES)}"
         )
     options_class = OBJECTIVES[name].options_class
     try:

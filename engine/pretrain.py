@@ -9,15 +9,20 @@ import argparse
 import logging
 import math
 import sys
+import traceback
 import warnings
 from pathlib import Path
+from typing import TextIO
+
+import torch
 
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig, load_config
 from engine.options import OptionError, RankError
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.distributed import Ranks, choose_device, has_lost_a_rank, leave, start, stop
+from engine.training.run_folder import claim
 from engine.training.setup import prepare
-from engine.training.sinks import make_sinks
+from engine.training.sinks import make_sinks, read_rows
 from engine.training.summary import describe_start, summarise, write_summary
 from engine.training.trainer import Trainer, TrainingStoppedError
 
@@ -39,19 +44,30 @@ def main() -> int:
         return _fail(error, speak=arguments.local_rank in {-1, 0})
     try:
         _run(config, ranks)
+        status = 0
     except TrainingStoppedError as stopped:
         if ranks.is_main:
             sys.stderr.write(f"pretrain: {stopped}\n")
-        return 143
+        status = 143
+    except RankError as error:
+        leave(_fail(error, speak=True))
     except (OptionError, DatasetError) as error:
-        return _fail(error, speak=ranks.is_main or isinstance(error, RankError))
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return _fail(ValueError(f"{error.filename}: {error.strerror}: nothing was lost, mend it and start again"), speak=True)
-    finally:
-        stop()
-    return 0
+        status = _fail(error, speak=ranks.is_main)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        leave(_fail(f"rank {ranks.rank}: {reason}: take a smaller train.micro_batch_size, or a higher zero.stage", speak=True))
+    except KeyboardInterrupt:
+        leave(130)
+    except Exception as error:  # noqa: BLE001 -- told here, as the process ends before Python would tell
+        if has_lost_a_rank(error):
+            sys.stderr.write(
+                f"rank {ranks.rank} ends, as another rank has: its message, or the log of its machine, tells why\n"
+            )
+        else:
+            traceback.print_exc()
+        leave(1)
+    stop()
+    return status
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -81,22 +97,23 @@ def _run(config: RunConfig, ranks: Ranks) -> None:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # PyTorch's compiler calls functions that PyTorch itself has deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
-    if ranks.is_main:
-        config.output_dir.mkdir(parents=True, exist_ok=True)
+    held: list[TextIO] = []
+    ranks.first(lambda: held.append(claim(config.output_dir)))
     trainer = prepare(config, ranks)
-    if ranks.is_main:
-        (config.output_dir / "config.yaml").write_text(config.to_yaml())
-        sys.stderr.write(_describe(config, ranks, trainer) + "\n")
-        trainer.sinks = make_sinks(config, trainer.info.step, trainer.num_steps)
+    ranks.first(lambda: _open_outputs(config, ranks, trainer))
     try:
         trainer.run()
     finally:
         for sink in trainer.sinks:
             sink.close()
         trainer.close()
-    if ranks.is_main:
-        _conclude(config, ranks, trainer)
-    ranks.barrier()
+    ranks.first(lambda: _conclude(config, ranks, trainer))
+
+
+def _open_outputs(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
+    (config.output_dir / "config.yaml").write_text(config.to_yaml())
+    sys.stderr.write(_describe(config, ranks, trainer) + "\n")
+    trainer.sinks = make_sinks(config, trainer.info.step, trainer.num_steps)
 
 
 def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
@@ -117,8 +134,13 @@ def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
 
 
 def _conclude(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
+    metrics = config.output_dir / "metrics.jsonl"
+    if not read_rows(metrics, "train"):
+        # Another run's checkpoint that is as far as this one was to go.
+        sys.stdout.write(f"done: step {trainer.progress.step} of {trainer.num_steps}, nothing was left to train\n")
+        return
     summary = summarise(
-        config.output_dir / "metrics.jsonl",
+        metrics,
         num_crops=trainer.stores["train"].num_crops,
         world_size=ranks.world_size,
         device=ranks.device.type,
@@ -130,11 +152,13 @@ def _conclude(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
     sys.stdout.write(f"  checkpoint   {trainer.checkpoints.folder / f'step-{trainer.progress.saved_step:08d}'}\n")
 
 
-def _fail(error: Exception, *, speak: bool) -> int:
+def _fail(error: Exception | str, *, speak: bool) -> int:
     if speak:
         sys.stderr.write(f"pretrain: {error}\n")
     return 2
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    # Not by Python's own end: a thread in C++ code that it takes the interpreter away from ends the process with SIGABRT, which
+    # was seen once, after a run that had done everything.
+    leave(main())

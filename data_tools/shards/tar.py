@@ -63,7 +63,7 @@ class TarMember:
 
 
 class ShardWriter:
-    """Writes one tar shard and its index; both get their names in :meth:`close` only.
+    """Writes one tar shard and its index; see :meth:`finish` and :meth:`index`.
 
     Attributes:
         offsets: byte offset of each crop's ``.npy`` data, in the order added.

@@ -5,6 +5,7 @@ https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordin
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,17 +48,19 @@ class PhysioNet2021:
 
     def find(self, inputs: Sequence[Path]) -> list[RecordingFile]:
         """Finds NAME.hea and NAME.mat in the inputs at any depth; sorted within each input by path."""
-        found: dict[Path, RecordingFile] = {}
+        found: dict[str, RecordingFile] = {}
         for folder in inputs:
             if not folder.is_dir():
                 raise ValueError(f"{folder}: no such folder; give one that holds .hea and .mat files, at any depth")
             sizes = _sizes(folder)
             if not sizes:
                 raise ValueError(f"{folder}: no recordings; give a folder that holds .hea and .mat files, at any depth")
-            for path in sorted(sizes, key=lambda path: path.parts):
+            # Folder by folder: nothing sorts before a zero byte.
+            for location in sorted(sizes, key=lambda location: location.replace(os.sep, "\0")):
+                path = Path(location)
                 parts = (folder.parent.name, folder.name, *path.relative_to(folder).parts[:-1])
-                database, name = printable(database_of(parts)), printable(path.name)
-                found.setdefault(path, RecordingFile(path, database, name, sizes[path]))
+                database, name = sys.intern(printable(database_of(parts))), printable(path.name)
+                found.setdefault(location, RecordingFile(location, database, name, sizes[location]))
         return list(found.values())
 
     def open(self, file: RecordingFile) -> Recording:
@@ -94,9 +97,9 @@ def _select(read: _Read, rows: list[int]) -> _Read:
     return lambda start, stop: read(start, stop)[rows]
 
 
-def _sizes(folder: Path) -> dict[Path, int]:
+def _sizes(folder: Path) -> dict[str, int]:
     """The recordings in a folder at any depth: path without extension -> bytes of its files."""
-    sizes: dict[Path, int] = {}
+    sizes: dict[str, int] = {}
     waiting, seen = [folder], set()
     while waiting:
         current = waiting.pop()
@@ -113,8 +116,8 @@ def _sizes(folder: Path) -> dict[Path, int]:
                     if entry.is_dir():
                         waiting.append(current / entry.name)
                     elif suffix in _SUFFIXES:
-                        path = current / name
-                        sizes[path] = sizes.get(path, 0) + (entry.stat().st_size if entry.is_file() else 0)
+                        location = str(current / name)
+                        sizes[location] = sizes.get(location, 0) + (entry.stat().st_size if entry.is_file() else 0)
         except OSError as error:
             raise ValueError(f"{current}: cannot be listed ({error.strerror}); make it readable or leave it out") from None
     return sizes

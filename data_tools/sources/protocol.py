@@ -8,21 +8,26 @@ from typing import Protocol
 from data_tools.recording import Recording
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RecordingFile:
-    """A recording found but not yet opened.
+    """A recording found but not yet opened. There may be millions, so it is small: a Path would take four times the memory.
 
     Attributes:
-        path: its file, without the extension where a recording is several files.
+        location: its file, without the extension where a recording is several files.
         source: name of the corpus or of the database within it.
         name: of the recording; unique within ``source`` in a sound corpus.
         size: of its files, in bytes.
     """
 
-    path: Path
+    location: str
     source: str
     name: str
     size: int
+
+    @property
+    def path(self) -> Path:
+        """The location as a path."""
+        return Path(self.location)
 
 
 class Source(Protocol):

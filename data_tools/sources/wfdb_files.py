@@ -7,6 +7,7 @@ The format of headers: https://physionet.org/physiotools/wag/header-5.htm
 
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from data_tools.recording import RecordingError
 _DEFAULT_GAIN = 200.0  # WFDB's, units per mV, where the header has none or 0
 _DEFAULT_SAMPLING_RATE = 250.0
 _INVALID_16 = -32768  # what marks a sample as invalid in format 16
+_MATLAB_HEADER = struct.Struct("<5i")  # of a MATLAB v4 matrix: type, rows, columns, imaginary part, length of its name
+_MATLAB_INT16 = 30
 
 # Per millivolt; as WFDB says, a header without a unit means mV. PTB-XL spells it "mv", others "uV".
 _UNITS_PER_MILLIVOLT = {"mv": 1.0, "uv": 1e3, "µv": 1e3, "μv": 1e3, "nv": 1e6, "v": 1e-3}
@@ -93,7 +96,8 @@ def parse_header(text: str) -> WfdbHeader:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'") from None
     if not (math.isfinite(sampling_rate) and sampling_rate > 0) or num_samples < 0:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'")
-    if num_signals < 1 or len(lines) - 1 < num_signals:
+    # Were there more lines, the header would have lost count, and every sample would be read as one of another lead.
+    if num_signals < 1 or len(lines) - 1 != num_signals:
         raise RecordingError("unreadable header", f"{num_signals} signals announced, {len(lines) - 1} described")
     signals = tuple(_parse_signal(line) for line in lines[1 : num_signals + 1])
     return WfdbHeader(fields[0], sampling_rate, num_samples or None, signals, tuple(comments))
@@ -161,6 +165,7 @@ def _open_plain(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int
     if num_in_file < num_samples:
         expected = first.offset + num_samples * frame_bytes
         raise RecordingError(f"truncated {file.suffix or 'file'}", f"{_stat(path, first.file)} of {expected} bytes")
+    _check_matlab_rows(file, first.offset, num_signals)
     gain = np.array([[signal.gain] for signal in header.signals], dtype=np.float32)
     baseline = np.array([[signal.baseline] for signal in header.signals], dtype=np.float32)
 
@@ -179,6 +184,20 @@ def _open_plain(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int
         return signal
 
     return num_samples, read
+
+
+def _check_matlab_rows(file: Path, offset: int, num_signals: int) -> None:
+    """Compares the number of signals with the header that a MATLAB file has of its own."""
+    if file.suffix != ".mat" or offset < _MATLAB_HEADER.size:
+        return
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_MATLAB_HEADER.size).ljust(_MATLAB_HEADER.size, b"\0")
+    except OSError as error:
+        raise RecordingError("unreadable .mat", error.strerror or "") from None
+    kind, num_rows, *_ = _MATLAB_HEADER.unpack(content)
+    if kind == _MATLAB_INT16 and num_rows != num_signals:
+        raise RecordingError("header and .mat differ", f"{num_signals} signals in the header, {num_rows} in the .mat")
 
 
 def _open_with_wfdb(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int], NDArray[np.float32]]]:

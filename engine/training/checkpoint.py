@@ -10,6 +10,7 @@ SHA-256, so that one that was damaged later is found out, and passed over for th
 
 import hashlib
 import json
+import math
 import os
 import shutil
 import warnings
@@ -21,7 +22,7 @@ from typing import Any
 from torch import nn
 
 from engine.options import OptionError, RankError
-from engine.training.distributed import Ranks
+from engine.training.distributed import Ranks, has_lost_a_rank
 
 FORMAT_VERSION = 1
 _PARTIAL = ".partial-"
@@ -72,15 +73,17 @@ class Checkpoints:
         self._ranks.first(lambda: self._prepare(partial))
         try:
             engine.save_checkpoint(str(partial), tag=_TAG, client_state={}, save_latest=False)
+            self._ranks.barrier()
+            files = self._hash_files(partial)
         except (OSError, RuntimeError) as error:
+            if has_lost_a_rank(error):
+                raise
             # torch.save reports a full disk as a RuntimeError of its zip writer.
             reason = str(error).splitlines()[0]
             raise RankError(
                 f"{self.folder / name}: the checkpoint could not be written ({reason}): see that the disk has room, then "
                 f"start again; the earlier checkpoints are whole"
             ) from error
-        self._ranks.barrier()
-        files = self._hash_files(partial)
         self._ranks.first(lambda: self._publish(partial, CheckpointInfo(**{**asdict(info), "files": files})))
         return self.folder / name
 
@@ -96,6 +99,11 @@ class Checkpoints:
                 if self._ranks.is_main:
                     warnings.warn(f"passed over: {error}", stacklevel=2)
         return None
+
+    def last_step(self) -> int | None:
+        """The step of the newest checkpoint, whole or not."""
+        names: list[str] = self._ranks.first(lambda: [path.name for path in self.folder.glob("step-*")])
+        return max((int(name.removeprefix("step-")) for name in names), default=None)
 
     def read(self, path: Path) -> CheckpointInfo:
         """Reads ``checkpoint.json`` and checks every file it names; each rank takes its share of them.
@@ -127,7 +135,10 @@ class Checkpoints:
 
     def _hash_files(self, partial: Path) -> dict[str, dict[str, Any]]:
         """Sizes and hashes of all files, each computed and flushed to disk by one rank."""
-        names = sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
+        # One rank lists them: on a network file system another machine may not see every new file yet.
+        names: list[str] = self._ranks.first(
+            lambda: sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
+        )
         mine = names[self._ranks.rank :: self._ranks.world_size]
         parts = self._ranks.gather({name: _describe(partial / name, flush=True) for name in mine})
         return {name: described for part in parts for name, described in part.items()}
@@ -141,18 +152,24 @@ class Checkpoints:
             shutil.rmtree(target)
         partial.rename(target)
         _flush_folder(self.folder)
-        self._prune()
+        self._prune(target)
 
-    def _prune(self) -> None:
+    def _prune(self, newest: Path) -> None:
         infos: dict[Path, CheckpointInfo] = {}
         for path in sorted(self.folder.glob("step-*")):
+            if path.name > newest.name:
+                continue  # a damaged one that was passed over: must not push out the whole ones before it
             try:
                 infos[path] = _read_info(path)
             except OptionError:
                 continue  # damaged: not ours to remove, and not counted among those to keep
         keep = set(list(infos)[-self._keep_last :])
         if self._keep_best:
-            scored = [(info.valid_loss, path) for path, info in infos.items() if info.valid_loss is not None]
+            scored = [
+                (info.valid_loss, path)
+                for path, info in infos.items()
+                if info.valid_loss is not None and math.isfinite(info.valid_loss)
+            ]
             keep |= {min(scored)[1]} if scored else set()
         for path in infos.keys() - keep:
             # Renamed first: half a removed checkpoint must not look like a whole one that was damaged.
@@ -210,7 +227,10 @@ def _read_info(path: Path) -> CheckpointInfo:
         raise OptionError(
             f"{file}: has format version {version}, this engine reads {FORMAT_VERSION}: take the engine that wrote it"
         )
-    return CheckpointInfo(**content)
+    try:
+        return CheckpointInfo(**content)
+    except TypeError as error:
+        raise OptionError(f"{file}: is damaged: {error}") from None
 
 
 def _describe(path: Path, *, flush: bool = False) -> dict[str, Any]:

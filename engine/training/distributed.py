@@ -3,10 +3,11 @@
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -49,13 +50,19 @@ class Ranks:
         return rows
 
     def first(self, compute: Callable[[], Any]) -> Any:
-        """Runs ``compute`` on rank 0 only and gives its result, or raises its error, on every rank."""
+        """Runs ``compute`` on rank 0 only and gives its result, or raises its error, on every rank.
+
+        What the operating system refuses becomes an :class:`OptionError`, which all ranks raise together.
+        """
         outcome: list[Any] = [None, None]
         if self.is_main:
             try:
                 outcome[0] = compute()
             except ValueError as error:
                 outcome[1] = error
+            except OSError as error:
+                where = "" if error.filename is None else f"{error.filename}: "
+                outcome[1] = OptionError(f"{where}{error.strerror}: nothing was lost, mend it and start again")
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise outcome[1]
@@ -122,6 +129,22 @@ def stop() -> None:
     """Takes this process out of the group, so that the interpreter can exit cleanly."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def leave(status: int) -> NoReturn:
+    """Ends this process at once, for an error that the other ranks do not have.
+
+    They may be waiting for this one in a collective, and to take an NCCL group apart in order is to wait for them: both would
+    wait until the timeout. The launcher sees the exit status, and ends the others.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def has_lost_a_rank(error: Exception) -> bool:
+    """Whether gloo raised the error because the process of another rank has ended."""
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in ("by peer", "Broken pipe"))
 
 
 def _free_port() -> int:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.data.buffers import to_device
 from engine.training.distributed import Ranks
 
 
@@ -50,7 +51,7 @@ class PendingFigures:
         self.step = step
         self._names = list(means)
         host = torch.tensor([data_wait_seconds, peak_memory_bytes, float(stop_requested)], dtype=torch.float32)
-        vector = torch.cat([torch.stack([value.float() for value in means.values()]), host.to(ranks.device, non_blocking=True)])
+        vector = torch.cat([torch.stack([value.float() for value in means.values()]), to_device(host, ranks.device)])
         self._rows = ranks.gather_vector(vector)
         self._event: torch.cuda.Event | None = None
         if ranks.device.type == "cuda":

@@ -1,7 +1,9 @@
 """Builds a pre-training run from its configuration: data, model, DeepSpeed engine, checkpoints, trainer."""
 
 import json
+import math
 import os
+from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +37,6 @@ def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
     if config.data.valid_split in dataset.manifest.counts:
         stores["valid"] = CropStore(dataset, config.data.valid_split)
     loaders = {name: _make_loader(config, store, ranks, micro_size) for name, store in stores.items()}
-    num_steps = config.train.steps or _steps_of_epochs(config, stores["train"].num_crops)
 
     model = make_model(config)
     shapes = parameter_shapes(model)
@@ -60,7 +61,9 @@ def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
     )
     if start is not None:
         checkpoints.load(engine, start[0])
+        _set_optimizer_options(engine.optimizer, config)
         info = replace(info, step=start[1].step, best_valid_loss=start[1].best_valid_loss)
+    num_steps = config.train.steps or info.step + _steps_of_epochs(config, stores["train"].num_crops, info.loader["cursor"])
     peak = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
     return Trainer(
         config, ranks, engine, loaders["train"], loaders.get("valid"), stores, checkpoints, info,
@@ -86,6 +89,15 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
     return engine
 
 
+def _set_optimizer_options(optimizer: Any, config: RunConfig) -> None:
+    """Gives DeepSpeed's optimiser this run's options instead of those that the checkpoint brought along."""
+    options = config.optimizer
+    for group in optimizer.param_groups:
+        group |= {"betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay}
+    if config.zero.stage:
+        optimizer.clip_grad = config.train.gradient_clipping
+
+
 def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
     """Opens the dataset and checks its shards, each rank its share, before anything is trained on them.
 
@@ -98,7 +110,7 @@ def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
     if config.data.verify == "hash":
         shards = [shard for split in dataset.manifest.counts for shard in dataset.shards(split)]
         cache = _cache_folder() / f"verified-{dataset.fingerprint}.json"
-        known: dict[str, list[int]] = ranks.first(lambda: json.loads(cache.read_text()) if cache.exists() else {})
+        known: dict[str, list[int]] = ranks.first(lambda: _read_cache(cache))
         stamps = {shard.file: _stamp(dataset.path / shard.file) for shard in shards}
         unknown = [shard for shard in shards if known.get(str(dataset.path / shard.file)) != stamps[shard.file]]
         problems = dataset.verify_shards(unknown[ranks.rank :: ranks.world_size])
@@ -123,11 +135,22 @@ def _cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ecg-engine"
 
 
+def _read_cache(path: Path) -> dict[str, list[int]]:
+    """What is remembered; nothing if that cannot be read, as it only saves time."""
+    try:
+        content: dict[str, list[int]] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return content
+
+
 def _write_cache(path: Path, content: dict[str, list[int]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Remembers for the next run; without a cache folder to write to, that one reads the shards again."""
     scratch = path.with_suffix(f".{os.getpid()}")
-    scratch.write_text(json.dumps(content))
-    scratch.replace(path)
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch.write_text(json.dumps(content))
+        scratch.replace(path)
 
 
 def _make_loader(config: RunConfig, store: CropStore, ranks: Ranks, micro_size: int) -> Loader:
@@ -146,9 +169,11 @@ def _make_loader(config: RunConfig, store: CropStore, ranks: Ranks, micro_size: 
     )
 
 
-def _steps_of_epochs(config: RunConfig, num_crops: int) -> int:
+def _steps_of_epochs(config: RunConfig, num_crops: int, cursor: int) -> int:
+    """The steps that are left from a place in the stream of crops; batches before it may have been of another size."""
     assert config.train.epochs is not None
-    return max(1, round(config.train.epochs * num_crops / config.train.batch_size))
+    steps = math.floor((config.train.epochs * num_crops - cursor) / config.train.batch_size + 0.5)
+    return max(0 if cursor else 1, steps)
 
 
 def _find_start(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path, CheckpointInfo] | None:
@@ -157,7 +182,15 @@ def _find_start(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path, Chec
         return checkpoints.newest()
     if config.resume != "none":
         path = Path(config.resume)
-        return path, checkpoints.read(path)
+        info = checkpoints.read(path)
+        last = checkpoints.last_step()
+        if last is not None and last > info.step:
+            # They would count as the newest ones, which are kept and gone on from.
+            raise OptionError(
+                f"{config.output_dir}: holds checkpoints of later steps, up to {last}, than {path}: give another "
+                f"output_dir, or resume=auto to go on with the run in it"
+            )
+        return path, info
     if checkpoints.newest() is not None:
         raise OptionError(f"{config.output_dir}: holds a run already: give another output_dir, or resume=auto to go on with it")
     return None

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, TextIO
 
@@ -61,7 +62,9 @@ class JsonLines:
 
     def close(self) -> None:
         """Closes the file."""
-        self._file.close()
+        # A line that could not be written has been told of; it would be tried, and fail, once more.
+        with suppress(OSError):
+            self._file.close()
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, float]]:
@@ -138,7 +141,9 @@ class TensorBoard:
 
     def close(self) -> None:
         """Flushes and closes."""
-        self._writer.close()
+        # These figures are a copy of those in metrics.jsonl.
+        with suppress(OSError):
+            self._writer.close()
 
 
 class WandB:

@@ -35,6 +35,40 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 
     return 2.0 * m * k * n / median(seconds[1:])
 
 
+class StepClock:
+    """Times a step where it runs, from when it is made until :meth:`stop`, without making the host wait.
+
+    The host has launched a step on a GPU long before it is done there, so its own clock would tell nothing: there, events
+    tell when the device came to the step and when it was done.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begin = self._mark()
+        self._end: float | torch.cuda.Event | None = None
+
+    def stop(self) -> None:
+        """Marks the end of the step."""
+        self._end = self._mark()
+
+    @property
+    def seconds(self) -> float:
+        """How long the step took; waits for its end on the device."""
+        if isinstance(self._begin, float):
+            assert isinstance(self._end, float)
+            return self._end - self._begin
+        assert isinstance(self._end, torch.cuda.Event)
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+    def _mark(self) -> float | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
 def synchronize(device: torch.device) -> None:
     """Waits for the device to finish; for measuring only, never in a step."""
     if device.type == "cuda":
@@ -47,3 +81,9 @@ def peak_memory_bytes(device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device)
     # Linux counts kibibytes, macOS bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def forget_peak_memory(device: torch.device) -> None:
+    """Lets :func:`peak_memory_bytes` count from now; the machine's memory keeps its peak, which no process can reset."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)

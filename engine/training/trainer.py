@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,8 @@ from engine.training.checkpoint import CheckpointInfo, Checkpoints
 from engine.training.distributed import Ranks, StopSignals
 from engine.training.figures import PendingFigures, StepFigures
 from engine.training.optimizer import learning_rate
-from engine.training.sinks import Sink
-from engine.training.throughput import peak_memory_bytes
+from engine.training.sinks import Row, Sink
+from engine.training.throughput import StepClock, peak_memory_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -37,6 +37,15 @@ class Progress:
     best_valid_loss: float = math.inf
     last_valid_loss: float | None = None
     saved_step: int = -1
+
+
+class _Launched(NamedTuple):
+    """A step whose figures have not been read yet."""
+
+    figures: PendingFigures
+    clock: StepClock
+    learning_rate: float
+    cursor: int  # of the stream of crops, before the step
 
 
 class Trainer:
@@ -79,12 +88,10 @@ class Trainer:
         self.progress = Progress(step=info.step, saved_step=info.step)
         if info.best_valid_loss is not None:
             self.progress.best_valid_loss = info.best_valid_loss
-        self.step_seconds: list[float] = []
-        self.data_wait_seconds: list[float] = []
         self._signals = StopSignals()
         self._dtype = DTYPES[config.train.precision]
         self._micro_size, self._num_accumulated = config.train.micro_batches(ranks.world_size)
-        self._pending: tuple[PendingFigures, float, float] | None = None
+        self._pending: _Launched | None = None
 
     def run(self) -> None:
         """Trains to the last step, validating and saving on the way.
@@ -115,7 +122,8 @@ class Trainer:
         return last or (every is not None and self.progress.step % every == 0)
 
     def _train_step(self) -> None:
-        start = time.perf_counter()
+        clock = StepClock(self.ranks.device)
+        cursor: int = self.loader.state_dict()["cursor"]
         step = self.progress.step
         self.engine.train()
         rate = learning_rate(self.config.optimizer, step)
@@ -149,10 +157,11 @@ class Trainer:
             peak_memory_bytes=peak_memory_bytes(self.ranks.device),
             stop_requested=self._signals.received is not None,
         )
+        clock.stop()
         # The step before is read while this one runs on the device. Its figures may end the run, which saves this step too.
-        previous, self._pending = self._pending, (pending, time.perf_counter() - start, rate)
+        previous, self._pending = self._pending, _Launched(pending, clock, rate, cursor)
         if previous is not None:
-            self._take_in(*previous)
+            self._take_in(previous)
 
     def _next_batch(self, loader: Loader) -> Batch:
         try:
@@ -169,42 +178,49 @@ class Trainer:
         """Takes in the figures of the last step, which comes before whatever must not happen after a bad one."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
-            self._take_in(*pending)
+            self._take_in(pending)
 
-    def _take_in(self, pending: PendingFigures, seconds: float, rate: float) -> None:
+    def _take_in(self, launched: _Launched) -> None:
         """Gives the figures of a step to the sinks, and ends the run if they are a reason to."""
-        figures = pending.read()
-        self.step_seconds.append(seconds)
-        self.data_wait_seconds.append(figures.data_wait_seconds)
+        figures = launched.figures.read()
+        seconds = launched.clock.seconds
         crops_per_second = self.config.train.batch_size / seconds
         row: dict[str, float | int] = {
             "step": figures.step,
             **figures.means,
-            "learning_rate": rate,
-            "epoch": figures.step * self.config.train.batch_size / self.stores["train"].num_crops,
+            "learning_rate": launched.learning_rate,
+            "epoch": (launched.cursor + self.config.train.batch_size) / self.stores["train"].num_crops,
             "crops_per_second": crops_per_second,
             "mfu": self.flops_per_step / seconds / self.peak_flops,
             "data_wait_share": figures.data_wait_seconds / seconds,
             "peak_memory_gb": figures.peak_memory_bytes / 1e9,
             "step_seconds": seconds,
         }
-        if figures.step % self.config.logging.every_steps == 0 or figures.nonfinite_ranks:
-            for sink in self.sinks:
-                sink.write("train", row)
+        last = figures.step == self.num_steps
+        if figures.step % self.config.logging.every_steps == 0 or last or figures.nonfinite_ranks:
+            self._write("train", row)
         if figures.nonfinite_ranks:
-            self._stop_on_nonfinite(figures)
+            self._stop_on_nonfinite(figures, launched.cursor)
         if figures.stop_requested:
             self._stop_on_signal()
 
-    def _stop_on_nonfinite(self, figures: StepFigures) -> None:
+    def _write(self, kind: str, row: Row) -> None:
+        for sink in self.sinks:
+            try:
+                sink.write(kind, row)
+            except OSError as error:
+                raise RankError(
+                    f"{self.config.output_dir}: the figures of step {row['step']} could not be written ({error.strerror}): see "
+                    f"that the disk has room, then start again; the checkpoints are whole"
+                ) from error
+
+    def _stop_on_nonfinite(self, figures: StepFigures, cursor: int) -> None:
         """Names the step and the crops, all of them in a file, and ends the run before anything is saved."""
-        size = self.config.train.batch_size
-        order = self.loader.order
-        rows = order.indices((figures.step - 1) * size, size)
+        rows = self.loader.order.indices(cursor, self.config.train.batch_size)
         keys = self.stores["train"].keys(rows)
         name = self.config.output_dir / f"nonfinite-step-{figures.step:08d}.json"
-        if self.ranks.is_main:
-            name.write_text(json.dumps({"step": figures.step, "figures": figures.means, "keys": keys}, indent=1))
+        content = json.dumps({"step": figures.step, "figures": figures.means, "keys": keys}, indent=1)
+        self.ranks.first(lambda: name.write_text(content))
         culprits = sorted(key for key, value in figures.means.items() if not math.isfinite(value))
         good = self.checkpoints.folder / f"step-{self.progress.saved_step:08d}"
         kept = f"the last good checkpoint is {good}" if self.progress.saved_step > 0 else "no checkpoint had been written"
@@ -259,8 +275,7 @@ class Trainer:
             self.progress.step, self.ranks, totals, data_wait_seconds=0.0, peak_memory_bytes=0, stop_requested=False
         )
         figures_read = pending.read()
-        for sink in self.sinks:
-            sink.write("valid", {"step": self.progress.step, **figures_read.means})
+        self._write("valid", {"step": self.progress.step, **figures_read.means})
         self.progress.last_valid_loss = figures_read.means["loss"]
         return figures_read.means["loss"]
 

@@ -64,6 +64,12 @@ def test_the_quickstart_learns_and_concludes(simulated_dataset: Path, tmp_path: 
         assert word in run.stdout
 
 
+def test_a_short_run_that_logs_seldom_has_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
+    run = Run(simulated_dataset, tmp_path / "run", "train.steps=2", "logging.every_steps=100").succeed()
+    assert [row["step"] for row in run.rows()] == [2]
+    assert "crops/s" in run.stdout
+
+
 def test_real_or_simulated_recordings_with_two_ranks_zero_2_and_bf16(recordings_dataset: Path, tmp_path: Path) -> None:
     words = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=auto")
     run = Run(recordings_dataset, tmp_path / "run", *words, ranks=2).succeed()
@@ -99,6 +105,11 @@ class TestRefusals:
 
     def test_no_dataset_there(self, tmp_path: Path) -> None:
         assert "nowhere" in self.refused(tmp_path / "nowhere", tmp_path)
+
+    def test_output_folder_that_cannot_be_made(self, simulated_dataset: Path, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        run = Run(simulated_dataset, tmp_path / "run", f"output_dir={tmp_path / 'file' / 'run'}", "train.steps=2", ranks=2)
+        assert "cannot be written to" in run.fail()
 
     def test_no_gpu(self, simulated_dataset: Path, tmp_path: Path) -> None:
         line = Run(simulated_dataset, tmp_path / "run", "train.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""}).fail()

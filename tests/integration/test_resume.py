@@ -88,7 +88,7 @@ def test_with_dropout_accumulation_and_dali(simulated_dataset: Path, tmp_path: P
 
 def test_with_another_dataset_is_refused(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
-    assert "dataset" in Run(other_dataset, tmp_path / "run", "train.steps=4").fail()
+    assert "fingerprint" in Run(other_dataset, tmp_path / "run", "train.steps=4").fail()
 
 
 def test_with_another_model_says_which_shapes_differ(simulated_dataset: Path, tmp_path: Path) -> None:
@@ -117,3 +117,25 @@ def test_a_copied_checkpoint_can_start_another_run(simulated_dataset: Path, tmp_
     shutil.copytree(tmp_path / "first" / "checkpoints" / "step-00000003", tmp_path / "copy")
     run = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").succeed()
     assert [row["step"] for row in run.rows()] == [4, 5]
+    # Going on from before them, the new checkpoints would count as older than those that are there.
+    line = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").fail()
+    assert "later steps, up to 5" in line
+    nothing_left = Run(simulated_dataset, tmp_path / "third", "train.steps=3", f"resume={tmp_path / 'copy'}").succeed()
+    assert "nothing was left" in nothing_left.stdout
+
+
+def test_a_second_run_in_the_same_folder_is_refused(simulated_dataset: Path, tmp_path: Path) -> None:
+    first = Run(simulated_dataset, tmp_path / "run", "train.steps=1000000")
+    first.wait_until(lambda: first.steps_done >= 2)
+    assert "another run is writing" in Run(simulated_dataset, tmp_path / "run", "train.steps=2").fail()
+    first.signal(signal.SIGTERM)
+    assert "saved" in first.wait().stderr
+
+
+def test_with_another_batch_size_goes_on_with_the_next_crops(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=6").succeed()
+    words = ("train.steps=null", "train.epochs=1", "train.batch_size=8")
+    run = Run(simulated_dataset, tmp_path / "run", *words).succeed()
+    epochs = [row["epoch"] for row in run.rows()]
+    assert epochs[6] - epochs[5] == pytest.approx(2 * epochs[0])
+    assert epochs[-1] == pytest.approx(1, abs=4 * epochs[0])

@@ -82,6 +82,22 @@ def test_crops_are_shuffled_and_splits_are_by_patient(corpus: Path, tmp_path: Pa
     assert len(patients["valid"]) == -(-3 * len(everyone) // 10)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_recordings_that_share_a_signal_stay_in_one_split(tmp_path: Path, seed: int) -> None:
+    # One recording under three names: the second is longer than the first, the third begins later and wraps around.
+    signal = random_signal(0, 15_000)
+    pieces = {"B": signal[:, :5000], "A": signal[:, :10_000], "C": np.roll(signal, -5000, axis=1)}
+    for name, piece in pieces.items():
+        write_recording(tmp_path / "in", name, piece)
+    for number in range(6):
+        write_recording(tmp_path / "in", f"R{number}", random_signal(number + 1))
+    build(tmp_path / "in", tmp_path / "out", valid_fraction=0.5, seed=seed)
+    assert list(verify_dataset(tmp_path / "out")) == []
+    rows = [row for row in all_samples(tmp_path / "out") if row["recording"] in "ABC"]
+    assert sorted((row["recording"], row["start"]) for row in rows) == [("A", 0), ("A", 5000), ("C", 5000)]
+    assert len({row["split"] for row in rows}) == 1
+
+
 def test_bytes_depend_on_options_and_input_but_not_on_workers_or_place(corpus: Path, tmp_path: Path) -> None:
     build(corpus, tmp_path / "one", crops_per_shard=6)
     build(corpus, tmp_path / "three", crops_per_shard=6, num_workers=3)
@@ -233,6 +249,12 @@ def test_of_equal_names_the_first_is_used(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found, random_signal(1))
     first = tmp_path / "in" / "georgia" / "g1" / "R"
     assert rejected(tmp_path / "out") == {"R": [(f"duplicate record name: of {first}", 0)] * 2}
+
+
+def test_a_wrong_number_of_workers_leaves_nothing(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="got 0"):
+        build(corpus, tmp_path / "out", num_workers=0)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_limit_takes_the_first_recordings(corpus: Path, tmp_path: Path) -> None:

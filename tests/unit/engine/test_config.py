@@ -62,6 +62,10 @@ def test_later_words_win_over_files_and_earlier_words() -> None:
         ("data.augmentations.random_lead_maskin.p=0.1", ["random_lead_maskin", "random_lead_masking"]),
         ("nonsense", ["key.path=value"]),
         ("seed=[", ["not valid YAML"]),
+        ("seed=2024-13-45", ["not valid YAML"]),
+        ("seed={[1]: 2}", ["[1] is not a word"]),
+        ("seed=99999999999999999999", ["seed", "less than"]),
+        ("objective.name=[w2v]", ["no objective is called"]),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_would_be_right(word: str, fragments: list[str]) -> None:

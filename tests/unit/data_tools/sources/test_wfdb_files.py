@@ -124,6 +124,7 @@ def test_the_length_may_be_left_to_the_file(tmp_path: Path) -> None:
         ("r/3 1 500 1000", "unreadable header: recordings of several segments"),
         ("r 2 500 1000\nr.mat 16 200", "unreadable header: 2 signals announced, 1 described"),
         ("r 0 500 1000", "unreadable header: 0 signals announced"),
+        ("r 1 500 1000\nr.mat 16 200\nr.mat 16 200", "unreadable header: 1 signals announced, 2 described"),
         ("r 1 500 1000\nr.mat", "unreadable header: signal line 'r.mat'"),
         ("r 1 500 1000\nr.mat sixteen 200", "unreadable header: signal line"),
         ("r 1 500 1000\nr.mat 16 much", "unreadable header: signal line"),
@@ -163,3 +164,15 @@ def test_a_signal_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     path.with_suffix(".mat").mkdir()
     with pytest.raises(RecordingError, match=r"\.mat"):
         read_all(path)
+
+
+def test_a_matlab_file_of_another_number_of_signals_is_refused(tmp_path: Path) -> None:
+    path = write_recording(tmp_path, "r", random_signal(0, 100))
+    mat = path.with_suffix(".mat")
+    for num_rows, expected in ((12, None), (13, "header and .mat differ: 12 signals in the header, 13 in the .mat")):
+        mat.write_bytes(np.array([30, num_rows, 100, 0, 4], dtype="<i4").tobytes() + mat.read_bytes()[20:])
+        if expected is None:
+            np.testing.assert_array_equal(np.rint(read_all(path) * 1000), random_signal(0, 100))
+        else:
+            with pytest.raises(RecordingError, match=expected):
+                read_all(path)

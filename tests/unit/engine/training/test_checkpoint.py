@@ -1,6 +1,7 @@
 """The files of a checkpoint; tests/integration/test_resume.py has real runs."""
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -76,7 +77,7 @@ def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:
     assert steps(checkpoints) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "removed", "no description", "broken description"])
+@pytest.mark.parametrize("damage", ["truncated", "changed", "removed", "no description", "broken description", "other fields"])
 def test_a_damaged_checkpoint_is_passed_over(checkpoints: Checkpoints, damage: str) -> None:
     checkpoints.save(FileEngine(), info(1))
     path = checkpoints.save(FileEngine(), info(2))
@@ -92,10 +93,33 @@ def test_a_damaged_checkpoint_is_passed_over(checkpoints: Checkpoints, damage: s
             (path / "checkpoint.json").unlink()
         case "broken description":
             (path / "checkpoint.json").write_text("{")
+        case "other fields":
+            (path / "checkpoint.json").write_text(json.dumps({"format_version": FORMAT_VERSION, "steps": 2}))
     with pytest.warns(UserWarning, match="passed over"):
         found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 1
+
+
+def test_a_damaged_one_does_not_push_out_those_of_the_run_that_passed_it_over(tmp_path: Path, ranks: Ranks) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", ranks, keep_last=1, keep_best=False)
+    checkpoints.save(FileEngine(), info(10))
+    shutil.copytree(checkpoints.folder / "step-00000010", tmp_path / "earlier")
+    path = checkpoints.save(FileEngine(), info(20))
+    (path / "deepspeed" / "model.pt").write_bytes(b"")
+    (tmp_path / "earlier").rename(checkpoints.folder / "step-00000010")
+    checkpoints.save(FileEngine(), info(14))
+    assert steps(checkpoints) == [14, 20]
+    with pytest.warns(UserWarning, match="passed over"):
+        found = checkpoints.newest()
+    assert found is not None
+    assert found[1].step == 14
+
+
+def test_a_validation_loss_that_is_no_number_is_not_the_best(checkpoints: Checkpoints) -> None:
+    for step, loss in ((1, math.nan), (2, 1.0), (3, 2.0), (4, 3.0)):
+        checkpoints.save(FileEngine(), info(step, loss))
+    assert steps(checkpoints) == [2, 3, 4]
 
 
 def test_what_a_killed_run_left_is_removed(checkpoints: Checkpoints) -> None:
@@ -142,6 +166,11 @@ def test_other_ranks_or_another_stage_are_refused(world_size: int, stage: int, f
 def test_without_zero_any_number_of_ranks_goes_on(checkpoints: Checkpoints) -> None:
     unpartitioned = replace(info(1), zero_stage=0, world_size=4)
     check_fits(Path("x"), unpartitioned, nn.Linear(3, 2, bias=False), world_size=1, zero_stage=0)
+
+
+def test_what_the_system_refuses_is_an_error_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="absent: No such file or directory"):
+        ranks.first((tmp_path / "absent").read_text)
 
 
 def test_ranks_share_a_vector(ranks: Ranks) -> None:

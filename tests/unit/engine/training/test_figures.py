@@ -1,3 +1,4 @@
+import time
 from pathlib import Path
 
 import pytest
@@ -7,7 +8,7 @@ from engine.config import OptimizerOptions
 from engine.training.optimizer import learning_rate, make_optimizer
 from engine.training.sinks import JsonLines, read_rows
 from engine.training.summary import summarise, write_summary
-from engine.training.throughput import measure_peak_flops, peak_memory_bytes
+from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
 
 def row(step: int, loss: float = 5.0) -> dict[str, float | int]:
@@ -67,6 +68,14 @@ def test_the_optimiser_decays_weights_by_adamw() -> None:
     model.bias.grad = torch.zeros_like(model.bias)
     optimizer.step()
     assert torch.allclose(model.weight, before * (1 - 0.1 * 0.5))
+
+
+def test_a_step_is_timed_to_its_end_and_no_further() -> None:
+    clock = StepClock(torch.device("cpu"))
+    time.sleep(0.02)
+    clock.stop()
+    time.sleep(0.02)
+    assert 0.02 <= clock.seconds < 0.04
 
 
 def test_the_yardstick_is_positive_and_memory_is_counted() -> None:

@@ -1,0 +1,54 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import load_config
+from engine.training.distributed import Ranks, start, stop
+from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine
+
+PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    yield start("cpu")
+    stop()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_resumed_run_has_its_own_options_and_not_those_of_the_checkpoint(tmp_path: Path, ranks: Ranks, stage: int) -> None:
+    words = [f"zero.stage={stage}", "train.batch_size=1"]
+    engine = make_engine(load_config([PAPER], words), torch.nn.Linear(4, 3), ranks)  # type: ignore[arg-type]
+    engine.save_checkpoint(str(tmp_path), tag="x", save_latest=False)
+    words += ["optimizer.betas=[0.8, 0.9]", "optimizer.eps=1e-4", "optimizer.weight_decay=0.3", "train.gradient_clipping=0.5"]
+    config = load_config([PAPER], words)
+    engine = make_engine(config, torch.nn.Linear(4, 3), ranks)  # type: ignore[arg-type]
+    engine.load_checkpoint(str(tmp_path), tag="x")
+    _set_optimizer_options(engine.optimizer, config)
+    for group in engine.optimizer.param_groups:
+        assert (group["betas"], group["eps"], group["weight_decay"]) == ((0.8, 0.9), 1e-4, 0.3)
+    assert engine.gradient_clipping() == 0.5
+    if stage:
+        assert engine.optimizer.clip_grad == 0.5
+
+
+def test_epochs_count_crops_whatever_the_batches_were() -> None:
+    config = load_config([PAPER], ["train.epochs=2", "train.batch_size=8"])
+    assert _steps_of_epochs(config, 100, 0) == 25
+    assert _steps_of_epochs(config, 100, 40) == 20
+    assert _steps_of_epochs(config, 100, 200) == 0
+    assert _steps_of_epochs(config, 1, 0) == 1
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(tmp_path: Path) -> None:
+    cache = tmp_path / "cache" / "verified.json"
+    assert _read_cache(cache) == {}
+    _write_cache(cache, {"shard": [1, 2]})
+    assert _read_cache(cache) == {"shard": [1, 2]}
+    cache.write_text("{")
+    assert _read_cache(cache) == {}
+    (tmp_path / "file").touch()
+    _write_cache(tmp_path / "file" / "verified.json", {})
