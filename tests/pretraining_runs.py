@@ -14,6 +14,9 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "engine" / "pretrain.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 
+# Of a rank that tests started in this process: a run that found them would take itself for one, and its port for its own.
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
 TINY = [
     "model.feature_channels=16",
     "model.width=32",
@@ -66,7 +69,7 @@ class Run:
             [*command, *words],
             cwd=ROOT,
             env={
-                **os.environ,
+                **{name: value for name, value in os.environ.items() if name not in LAUNCHERS},
                 "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}",
                 "OMP_NUM_THREADS": "1",
                 "XDG_CACHE_HOME": str(out.parent / "cache"),
