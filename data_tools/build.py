@@ -8,7 +8,8 @@ input, options and seed only. While it builds, a dataset takes twice its size on
 
 import shutil
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,11 +25,13 @@ from data_tools.build_state import (
     check_options,
     check_output,
     difference,
+    has_begun,
     identity,
     lock,
     remove_temporary_files,
 )
 from data_tools.files import atomic_write, printable, sync_folder
+from data_tools.listing import Listing
 from data_tools.sharding import (
     Plan,
     ShardTask,
@@ -56,13 +59,13 @@ from data_tools.shards.manifest import (
 from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, reason_category
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
-from data_tools.staging import ChunkTask, Note, index_path, key_prefix, make_chunks, read_notes, stage_chunk
+from data_tools.staging import ChunkTask, Note, index_path, make_chunks, read_notes, stage_chunk
 from data_tools.workers import Workers
 
 # A chunk is what is lost when a build is killed: a second or less of work, and 8 MB of staging file for 10-s recordings.
 _CHUNK_RECORDINGS = 64
 _CHUNK_BYTES = 64 << 20
-
+_LISTING_FILE = "listing.sqlite"
 
 __all__ = ["BuildError", "BuildOptions", "BuildSummary", "build_dataset"]
 
@@ -123,16 +126,16 @@ def build_dataset(
     if (out / MANIFEST_FILE).exists():
         return _finished(options, out)
     check_output(out)
-    files = make_source(options.source).find(options.inputs)[: options.limit]
+    found = make_source(options.source).find(options.inputs)
     staging.mkdir(parents=True, exist_ok=True)
-    with lock(staging):
+    with lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
         check_options(options, files, staging)
         (out / SHARDS_FOLDER).mkdir(exist_ok=True)
         remove_temporary_files(out)
         with pool as workers:
-            notes, recordings = _drop_repeated_names(files)
-            num_chunks = _stage(options, recordings, staging, workers, len(files))
+            num_chunks = _stage(options, files, staging, workers)
             plan = make_plan(staging, num_chunks, len(files), options.valid_fraction)
+            notes = [_repeat_note(number, files[original]) for number, original in files.repeats()]
             notes += [note for number in range(num_chunks) for note in read_notes(staging, number)]
             notes += _duplicate_notes(plan, files)
             rejected = _rejected_rows(files, notes, plan)
@@ -168,34 +171,40 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
     return replace(summary, was_finished=True)
 
 
-def _drop_repeated_names(files: Sequence[RecordingFile]) -> tuple[list[Note], list[tuple[int, RecordingFile]]]:
-    """The first recording of each name is used; the others are noted."""
-    first: dict[str, RecordingFile] = {}
-    notes, recordings = [], []
-    for number, file in enumerate(files):
-        original = first.setdefault(key_prefix(file.source, file.name), file)
-        if original is file:
-            recordings.append((number, file))
-        else:
-            notes.append(Note(number, f"duplicate record name: of {printable(original.location)}", True))
-    return notes, recordings
+def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging: Path) -> Listing:
+    """Writes down the recordings; leaves nothing behind if they cannot be listed and nothing was begun before."""
+    try:
+        return Listing(staging / _LISTING_FILE, found, limit)
+    except ValueError:
+        if not has_begun(staging):
+            shutil.rmtree(staging)
+        raise
 
 
-def _stage(
-    options: BuildOptions, recordings: list[tuple[int, RecordingFile]], staging: Path, workers: Workers, num_files: int
-) -> int:
+def _repeat_note(number: int, original: RecordingFile) -> Note:
+    """Why a recording is not used whose name an earlier one has."""
+    return Note(number, f"duplicate record name: of {printable(original.location)}", True)
+
+
+def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Workers) -> int:
     """Stages all chunks that are not staged yet; returns the number of chunks."""
-    chunks = list(make_chunks(recordings, _CHUNK_RECORDINGS, _CHUNK_BYTES))
-    todo = [
+
+    def chunks() -> Iterator[tuple[int, tuple[tuple[int, RecordingFile], ...]]]:
+        return enumerate(make_chunks(files.distinct(), _CHUNK_RECORDINGS, _CHUNK_BYTES))
+
+    num_chunks, num_waiting = 0, 0
+    for number, chunk in chunks():
+        num_chunks += 1
+        num_waiting += 0 if index_path(staging, number).exists() else len(chunk)
+    todo = (
         ChunkTask(staging, number, options.source, options.seed, chunk)
-        for number, chunk in enumerate(chunks)
+        for number, chunk in chunks()
         if not index_path(staging, number).exists()
-    ]
-    num_done = num_files - sum(len(task.recordings) for task in todo)
-    with tqdm(total=num_files, initial=num_done, desc="reading", unit="rec", disable=None) as bar:
+    )
+    with tqdm(total=len(files), initial=len(files) - num_waiting, desc="reading", unit="rec", disable=None) as bar:
         for num_recordings in workers.map_unordered(stage_chunk, todo):
             bar.update(num_recordings)
-    return len(chunks)
+    return num_chunks
 
 
 def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, workers: Workers) -> list[ShardInfo]:
@@ -208,14 +217,14 @@ def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, wo
     return [read_result(staging, task.name) for task in tasks]
 
 
-def _duplicate_notes(plan: Plan, files: Sequence[RecordingFile]) -> list[Note]:
+def _duplicate_notes(plan: Plan, files: Listing) -> list[Note]:
     return [
         Note(repeat, f"duplicate signal: {count} crops as in {printable(files[original].location)}", True)
         for repeat, original, count in plan.duplicates
     ]
 
 
-def _rejected_rows(files: Sequence[RecordingFile], notes: Sequence[Note], plan: Plan) -> list[dict[str, Any]]:
+def _rejected_rows(files: Listing, notes: Sequence[Note], plan: Plan) -> list[dict[str, Any]]:
     """One row per recording that was not used, one row per reason for those used in part; in the order of the input."""
     by_recording: dict[int, list[Note]] = {}
     for note in notes:

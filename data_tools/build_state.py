@@ -4,7 +4,7 @@ import errno
 import fcntl
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -109,7 +109,7 @@ def lock(staging: Path) -> Iterator[None]:
         yield
 
 
-def check_options(options: BuildOptions, files: Sequence[RecordingFile], staging: Path) -> None:
+def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging: Path) -> None:
     """Writes down what is being built, or compares it with what was begun.
 
     Raises:
@@ -133,6 +133,11 @@ def check_options(options: BuildOptions, files: Sequence[RecordingFile], staging
         )
     if found["listing"] != wanted["listing"]:
         raise BuildError(f"{out}: the input has changed since this build was begun; remove the folder to build anew")
+
+
+def has_begun(staging: Path) -> bool:
+    """Whether a build got so far that there is something to go on with."""
+    return (staging / _OPTIONS_FILE).exists()
 
 
 def remove_temporary_files(out: Path) -> None:

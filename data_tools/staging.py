@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -229,9 +229,9 @@ def _write_crop(file: IO[bytes], recording: Recording, crop: _Crop, number: int,
 
 
 def make_chunks(
-    recordings: Sequence[tuple[int, RecordingFile]], max_recordings: int, max_bytes: int
+    recordings: Iterable[tuple[int, RecordingFile]], max_recordings: int, max_bytes: int
 ) -> Iterator[tuple[tuple[int, RecordingFile], ...]]:
-    """Cuts a list of recordings into consecutive chunks of about equal work."""
+    """Cuts recordings into consecutive chunks of about equal work."""
     chunk: list[tuple[int, RecordingFile]] = []
     size = 0
     for number, file in recordings:

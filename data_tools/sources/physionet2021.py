@@ -6,7 +6,7 @@ https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordin
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,22 +46,23 @@ _Read = Callable[[int, int], NDArray[np.float32]]
 class PhysioNet2021:
     """The source ``physionet2021``."""
 
-    def find(self, inputs: Sequence[Path]) -> list[RecordingFile]:
-        """Finds NAME.hea and NAME.mat in the inputs at any depth; sorted within each input by path."""
-        found: dict[str, RecordingFile] = {}
+    def find(self, inputs: Sequence[Path]) -> Iterator[RecordingFile]:
+        """Finds NAME.hea and NAME.mat in the inputs at any depth, sorted within each input by path."""
         for folder in inputs:
             if not folder.is_dir():
                 raise ValueError(f"{folder}: no such folder; give one that holds .hea and .mat files, at any depth")
-            sizes = _sizes(folder)
-            if not sizes:
+            if next(_walk(folder, set()), None) is None:
                 raise ValueError(f"{folder}: no recordings; give a folder that holds .hea and .mat files, at any depth")
-            # Folder by folder: nothing sorts before a zero byte.
-            for location in sorted(sizes, key=lambda location: location.replace(os.sep, "\0")):
-                path = Path(location)
-                parts = (folder.parent.name, folder.name, *path.relative_to(folder).parts[:-1])
-                database, name = sys.intern(printable(database_of(parts))), printable(path.name)
-                found.setdefault(location, RecordingFile(location, database, name, sizes[location]))
-        return list(found.values())
+        return self._find(inputs)
+
+    @staticmethod
+    def _find(inputs: Sequence[Path]) -> Iterator[RecordingFile]:
+        seen: set[tuple[int, int]] = set()
+        for folder in inputs:
+            for current, name, size in _walk(folder, seen):
+                parts = (folder.parent.name, folder.name, *current.relative_to(folder).parts)
+                database = sys.intern(printable(database_of(parts)))
+                yield RecordingFile(str(current / name), database, printable(name), size)
 
     def open(self, file: RecordingFile) -> Recording:
         """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
@@ -97,30 +98,40 @@ def _select(read: _Read, rows: list[int]) -> _Read:
     return lambda start, stop: read(start, stop)[rows]
 
 
-def _sizes(folder: Path) -> dict[str, int]:
-    """The recordings in a folder at any depth: path without extension -> bytes of its files."""
+def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str, int]]:
+    """The recordings in a folder at any depth, in the order of their paths.
+
+    Args:
+        folder: where to begin.
+        seen: device and inode of every folder that has been listed; none is listed twice, so links lead in no circles.
+
+    Yields:
+        The folder of a recording, its name, and the bytes of its files.
+    """
+    status = folder.stat()
+    if (status.st_dev, status.st_ino) in seen:
+        return
+    seen.add((status.st_dev, status.st_ino))
     sizes: dict[str, int] = {}
-    waiting, seen = [folder], set()
-    while waiting:
-        current = waiting.pop()
-        status = current.stat()
-        if (status.st_dev, status.st_ino) in seen:  # a link that leads in a circle
-            continue
-        seen.add((status.st_dev, status.st_ino))
-        try:
-            with os.scandir(current) as entries:
-                for entry in sorted(entries, key=lambda entry: entry.name):
-                    name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry takes much longer)
-                    if name.startswith("."):
-                        continue
-                    if entry.is_dir():
-                        waiting.append(current / entry.name)
-                    elif suffix in _SUFFIXES:
-                        location = str(current / name)
-                        sizes[location] = sizes.get(location, 0) + (entry.stat().st_size if entry.is_file() else 0)
-        except OSError as error:
-            raise ValueError(f"{current}: cannot be listed ({error.strerror}); make it readable or leave it out") from None
-    return sizes
+    folders: list[str] = []
+    try:
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry takes much longer)
+                if name.startswith("."):
+                    continue
+                if entry.is_dir():
+                    folders.append(entry.name)
+                elif suffix in _SUFFIXES:
+                    sizes[name] = sizes.get(name, 0) + (entry.stat().st_size if entry.is_file() else 0)
+    except OSError as error:
+        raise ValueError(f"{folder}: cannot be listed ({error.strerror}); make it readable or leave it out") from None
+    # A recording comes before a folder of the same name, and what is in a folder before names that only begin like it.
+    for key in sorted([*sizes, *(f"{name}\0" for name in folders)]):
+        if key.endswith("\0"):
+            yield from _walk(folder / key[:-1], seen)
+        else:
+            yield folder, key, sizes[key]
 
 
 def database_of(folders: Sequence[str]) -> str:

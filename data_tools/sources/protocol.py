@@ -1,6 +1,6 @@
 """What a source is."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -33,8 +33,8 @@ class RecordingFile:
 class Source(Protocol):
     """A corpus: finds recordings in folders and opens them one by one, in any process."""
 
-    def find(self, inputs: Sequence[Path]) -> list[RecordingFile]:
-        """Finds every recording, those included that will turn out to be broken.
+    def find(self, inputs: Sequence[Path]) -> Iterator[RecordingFile]:
+        """Finds every recording once, those included that will turn out to be broken.
 
         Args:
             inputs: folders (or files, where the corpus comes in files).
@@ -43,7 +43,7 @@ class Source(Protocol):
             In an order that depends on the inputs' order and the names in them alone.
 
         Raises:
-            ValueError: an input that is missing, unreadable or holds no recording.
+            ValueError: an input that is missing or holds no recording, at once; a folder that cannot be listed, on the way.
         """
         ...
 

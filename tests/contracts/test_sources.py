@@ -31,15 +31,15 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Source, Path
 
 def test_every_recording_is_found_once_and_in_the_same_order(corpus: tuple[Source, Path]) -> None:
     source, folder = corpus
-    files = source.find([folder])
+    files = list(source.find([folder]))
     assert len({(file.source, file.name) for file in files}) == len(files) == 4
-    assert source.find([folder]) == files
-    assert source.find([folder, folder]) == files
+    assert list(source.find([folder])) == files
+    assert list(source.find([folder, folder])) == files
 
 
 def test_files_travel_to_other_processes(corpus: tuple[Source, Path]) -> None:
     source, folder = corpus
-    files = source.find([folder])
+    files = list(source.find([folder]))
     assert pickle.loads(pickle.dumps(files)) == files  # noqa: S301
 
 

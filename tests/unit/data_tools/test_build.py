@@ -339,3 +339,19 @@ def test_real_recordings_keep_every_bit(shared: Path, tmp_path: Path) -> None:
         (mat,) = corpus.rglob(f"{row['recording']}.mat")
         original = np.fromfile(mat, "<i2", offset=24).reshape(5000, 12).T
         np.testing.assert_array_equal(dataset.read_crop(row["key"])[0], original)
+
+
+def test_a_folder_that_cannot_be_listed_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_recording(tmp_path / "in" / "a", "R1", random_signal(1, 5000))
+    (tmp_path / "in" / "b").mkdir()
+    list_folder = os.scandir
+
+    def scandir(path: Path | int) -> Any:
+        if isinstance(path, Path) and path.name == "b":
+            raise PermissionError(13, "Permission denied")
+        return list_folder(path)
+
+    monkeypatch.setattr("data_tools.sources.physionet2021.os.scandir", scandir)
+    with pytest.raises(ValueError, match="cannot be listed"):
+        build_dataset(BuildOptions("physionet2021", (tmp_path / "in",)), tmp_path / "out", num_workers=1)
+    assert not list((tmp_path / "out").iterdir())
