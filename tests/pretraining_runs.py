@@ -29,6 +29,7 @@ TINY = [
     "objective.w2v.code_width=32",
     "objective.w2v.num_negatives=20",
     "objective.w2v.final_width=32",
+    "train.device=cpu",
     "train.batch_size=4",
     "train.validate_every=null",
     "checkpoint.every_steps=null",
@@ -72,6 +73,7 @@ class Run:
                 **{name: value for name, value in os.environ.items() if name not in LAUNCHERS},
                 "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}",
                 "OMP_NUM_THREADS": "1",
+                "DS_ACCELERATOR": "cpu",  # the launcher, too, then starts as many ranks as asked for where there is a GPU
                 "XDG_CACHE_HOME": str(out.parent / "cache"),
                 **(environment or {}),
             },

@@ -13,7 +13,7 @@ from torch import nn
 
 from engine.options import OptionError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
-from engine.training.distributed import Ranks, start, stop
+from engine.training.distributed import Ranks, choose_device, start, stop
 
 
 class FileEngine:
@@ -32,7 +32,7 @@ class FileEngine:
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    yield start("cpu")
+    yield start(choose_device("cpu"))
     stop()
 
 

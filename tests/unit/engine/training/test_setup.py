@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from engine.config import load_config
-from engine.training.distributed import Ranks, start, stop
+from engine.training.distributed import Ranks, choose_device, start, stop
 from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine
 
 PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
@@ -13,7 +13,7 @@ PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    yield start("cpu")
+    yield start(choose_device("cpu"))
     stop()
 
 
