@@ -26,6 +26,12 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         raise
 
 
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file, which appears whole or not at all."""
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
 def printable(path: Path | str) -> str:
     """A path as valid Unicode; bytes of a file name that are none become replacement characters."""
     return str(path).encode(errors="surrogateescape").decode(errors="replace")

@@ -16,6 +16,7 @@ from typing import TextIO
 
 import torch
 
+from data_tools.files import write_text
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig, load_config
 from engine.options import OptionError, RankError
@@ -111,7 +112,7 @@ def _run(config: RunConfig, ranks: Ranks) -> None:
 
 
 def _open_outputs(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
-    (config.output_dir / "config.yaml").write_text(config.to_yaml())
+    write_text(config.output_dir / "config.yaml", config.to_yaml())
     sys.stderr.write(_describe(config, ranks, trainer) + "\n")
     trainer.sinks = make_sinks(config, trainer.info.step, trainer.num_steps)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from data_tools.files import sync_folder, write_text
 from engine.options import OptionError, RankError
 from engine.training.distributed import Ranks, has_lost_a_rank
 
@@ -145,13 +146,13 @@ class Checkpoints:
 
     def _publish(self, partial: Path, info: CheckpointInfo) -> None:
         target = self.folder / _name(info.step)
-        _write_flushed(partial / "checkpoint.json", json.dumps(asdict(info), indent=1))
-        _flush_folder(partial)
+        write_text(partial / "checkpoint.json", json.dumps(asdict(info), indent=1))
+        sync_folder(partial)
         if target.exists():
             # The same step again, after a resume from before it.
             shutil.rmtree(target)
         partial.rename(target)
-        _flush_folder(self.folder)
+        sync_folder(self.folder)
         self._prune(target)
 
     def _prune(self, newest: Path) -> None:
@@ -249,18 +250,3 @@ def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
     if _describe(path) != expected:
         return f"{path.name} has changed since it was written"
     return None
-
-
-def _write_flushed(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _flush_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from data_tools.files import write_text
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from engine.config import RunConfig
@@ -146,11 +147,9 @@ def _read_cache(path: Path) -> dict[str, list[int]]:
 
 def _write_cache(path: Path, content: dict[str, list[int]]) -> None:
     """Remembers for the next run; without a cache folder to write to, that one reads the shards again."""
-    scratch = path.with_suffix(f".{os.getpid()}")
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        scratch.write_text(json.dumps(content))
-        scratch.replace(path)
+        write_text(path, json.dumps(content))
 
 
 def _make_loader(config: RunConfig, store: CropStore, ranks: Ranks, micro_size: int) -> Loader:

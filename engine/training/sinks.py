@@ -12,6 +12,7 @@ from typing import Protocol, TextIO
 
 from tqdm import tqdm
 
+from data_tools.files import write_text
 from engine.config import RunConfig
 from engine.options import OptionError
 
@@ -50,9 +51,7 @@ class JsonLines:
 
     def __init__(self, path: Path, first_step: int) -> None:
         keep = [line for line in _lines(path) if json.loads(line)["step"] <= first_step]
-        scratch = path.with_suffix(".partial")
-        scratch.write_text("".join(f"{line}\n" for line in keep))
-        scratch.replace(path)
+        write_text(path, "".join(f"{line}\n" for line in keep))
         self._file: TextIO = path.open("a", buffering=1)
 
     def write(self, kind: str, row: Row) -> None:

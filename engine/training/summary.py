@@ -8,6 +8,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
+from data_tools.files import atomic_write, write_text
 from engine.training.sinks import read_rows
 
 # The paper's length of pre-training: figures are given for it so that runs of any length compare.
@@ -71,7 +72,7 @@ def summarise(
 
 def write_summary(summary: Summary, folder: Path) -> str:
     """Writes ``summary.json`` and ``loss.png`` and gives the text for the terminal."""
-    (folder / "summary.json").write_text(json.dumps(asdict(summary), indent=1) + "\n")
+    write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
     valid = "" if summary.valid_loss_last is None else f", validation {summary.valid_loss_last:.3f}"
     hours = "GPU-hours" if summary.device == "cuda" else "hours on this machine's CPU"
@@ -109,9 +110,8 @@ def plot_losses(metrics: Path, out: Path) -> None:
         axes.grid(alpha=0.3)
         if number == 1:
             axes.legend(frameon=False, fontsize=8)
-    scratch = out.with_suffix(".partial.png")
-    figure.savefig(scratch, dpi=130)
-    scratch.replace(out)
+    with atomic_write(out) as file:
+        figure.savefig(file, format=out.suffix.removeprefix("."), dpi=130)
 
 
 def _points(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from data_tools.files import write_text
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
 from engine.counter_rng import fold_key
@@ -220,7 +221,7 @@ class Trainer:
         keys = self.stores["train"].keys(rows)
         name = self.config.output_dir / f"nonfinite-step-{figures.step:08d}.json"
         content = json.dumps({"step": figures.step, "figures": figures.means, "keys": keys}, indent=1)
-        self.ranks.first(lambda: name.write_text(content))
+        self.ranks.first(lambda: write_text(name, content))
         culprits = sorted(key for key, value in figures.means.items() if not math.isfinite(value))
         good = self.checkpoints.folder / f"step-{self.progress.saved_step:08d}"
         kept = f"the last good checkpoint is {good}" if self.progress.saved_step > 0 else "no checkpoint had been written"
