@@ -26,7 +26,7 @@ from engine.training.throughput import forget_peak_memory, measure_peak_flops, p
 from engine.training.trainer import DTYPES
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
-# Of the official implementation: fp32, 8 pairs, two cores of the machine whose results are recorded here.
+# Of the official implementation, recorded earlier: fp32, 8 pairs, two cores of the same kind as in results/, some 15 % slower.
 OFFICIAL_CPU_CROPS_PER_SECOND = 0.73
 NUM_UNTIMED = 2
 

@@ -24,7 +24,7 @@ from engine.training.distributed import Ranks, choose_device, has_lost_a_rank, l
 from engine.training.run_folder import claim
 from engine.training.setup import prepare
 from engine.training.sinks import make_sinks, read_rows
-from engine.training.summary import describe_start, summarise, write_summary
+from engine.training.summary import align, summarise, write_summary
 from engine.training.trainer import Trainer, TrainingStoppedError
 
 _EXAMPLE = """example:
@@ -121,7 +121,7 @@ def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
     num_parameters = sum(math.prod(shape) for shape in trainer.info.shapes.values())
     start_from = f"step {trainer.info.step}, from a checkpoint" if trainer.info.step else "the beginning"
     counts = ", ".join(f"{name} {store.num_crops:,}" for name, store in trainer.stores.items())
-    return describe_start(
+    return align(
         {
             "objective": config.objective.name,
             "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",

@@ -25,7 +25,6 @@ class Ranks:
 
     rank: int
     world_size: int
-    local_world_size: int
     device: torch.device
 
     @property
@@ -104,7 +103,6 @@ def start(device: str) -> Ranks:
     return Ranks(
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
-        local_world_size=local_world_size,
         device=torch.device("cuda", local_rank) if device == "cuda" else torch.device("cpu"),
     )
 

@@ -88,8 +88,7 @@ def write_summary(summary: Summary, folder: Path) -> str:
         f"{_PAPER_EPOCHS} epochs": f"{total_hours:,.2f} {hours} at this speed",
         "loss curve": str(folder / "loss.png"),
     }
-    width = max(map(len, lines))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+    return align(lines)
 
 
 def plot_losses(metrics: Path, out: Path) -> None:
@@ -126,7 +125,7 @@ def _smooth(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[
     return steps, [median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
-def describe_start(parts: Mapping[str, str]) -> str:
-    """The lines a run begins with."""
-    width = max(map(len, parts))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in parts.items())
+def align(lines: Mapping[str, str]) -> str:
+    """Names and texts in two columns, as a run begins and ends with."""
+    width = max(map(len, lines))
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())

@@ -36,7 +36,6 @@ class Progress:
 
     step: int = 0
     best_valid_loss: float = math.inf
-    last_valid_loss: float | None = None
     saved_step: int = -1
 
 
@@ -277,7 +276,6 @@ class Trainer:
         )
         figures_read = pending.read()
         self._write("valid", {"step": self.progress.step, **figures_read.means})
-        self.progress.last_valid_loss = figures_read.means["loss"]
         return figures_read.means["loss"]
 
 
