@@ -1,9 +1,10 @@
 """Corpus -> dataset, on Dask.
 
-Recordings are staged chunk by chunk (:mod:`data_tools.staging`), then all crops are split by patient, shuffled and
-written shard by shard (:mod:`data_tools.sharding`), then come the tables and last the manifest. Every file appears whole
-or not at all, and what is there is not made again: a build that was stopped goes on where it stopped. Bytes depend on
-input, options and seed only. While it builds, a dataset takes twice its size on disk, under ``OUT/.build``.
+Recordings are staged chunk by chunk (:mod:`data_tools.staging`), then all crops are split by patient and shuffled
+(:mod:`data_tools.planning`) and written shard by shard (:mod:`data_tools.sharding`), then come the tables and last the
+manifest. Every file appears whole or not at all, and what is there is not made again: a build that was stopped goes on where
+it stopped. Bytes depend on input, options and seed only. Memory does not grow with the input, but for the manifest's entry of
+each shard. While it builds, a dataset takes twice its size on disk, under ``OUT/.build``.
 """
 
 import shutil
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
@@ -30,18 +30,11 @@ from data_tools.build_state import (
     lock,
     remove_temporary_files,
 )
-from data_tools.files import atomic_write, printable, sync_folder
+from data_tools.files import sync_folder
 from data_tools.listing import Listing
-from data_tools.sharding import (
-    Plan,
-    ShardTask,
-    make_plan,
-    make_shard_tasks,
-    read_result,
-    result_path,
-    rows_path,
-    write_shard,
-)
+from data_tools.planning import Plan
+from data_tools.rejected import count_reasons, rejected_rows, rejected_tables
+from data_tools.sharding import make_shard_tasks, read_result, result_path, rows_path, shard_names, write_shard
 from data_tools.shards.dataset import hash_file
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
@@ -56,10 +49,10 @@ from data_tools.shards.manifest import (
     read_manifest,
     write_manifest,
 )
-from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, reason_category
+from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, reason_category, write_groups
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
-from data_tools.staging import ChunkTask, Note, index_path, make_chunks, read_notes, stage_chunk
+from data_tools.staging import ChunkTask, index_path, make_chunks, stage_chunk
 from data_tools.workers import Workers
 
 # A chunk is what is lost when a build is killed: a second or less of work, and 8 MB of staging file for 10-s recordings.
@@ -101,6 +94,10 @@ class BuildSummary:
         return line
 
 
+class _NothingUsableError(BuildError):
+    """None of the recordings can be used."""
+
+
 def _by_reason(counts: Counter[str]) -> str:
     return " (" + ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) + ")" if counts else ""
 
@@ -128,33 +125,36 @@ def build_dataset(
     check_output(out)
     found = make_source(options.source).find(options.inputs)
     staging.mkdir(parents=True, exist_ok=True)
-    with lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
-        check_options(options, files, staging)
-        (out / SHARDS_FOLDER).mkdir(exist_ok=True)
-        remove_temporary_files(out)
-        with pool as workers:
-            num_chunks = _stage(options, files, staging, workers)
-            plan = make_plan(staging, num_chunks, len(files), options.valid_fraction)
-            notes = [_repeat_note(number, files[original]) for number, original in files.repeats()]
-            notes += [note for number in range(num_chunks) for note in read_notes(staging, number)]
-            notes += _duplicate_notes(plan, files)
-            rejected = _rejected_rows(files, notes, plan)
-            if not any(plan.num_used):
-                shutil.rmtree(staging)
-                (out / SHARDS_FOLDER).rmdir()
-                raise BuildError(_nothing_usable(rejected, options))
-            shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)
-        tables = {
-            SAMPLES_FILE: _write_samples(out, staging, shards),
-            REJECTED_FILE: _write_table(out / REJECTED_FILE, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA)),
-        }
-        remove_temporary_files(out)
-        sync_folder(out / SHARDS_FOLDER)
-        manifest = _make_manifest(options, plan, shards, tables)
-        write_manifest(out, manifest)
-        sync_folder(out)
+    try:
+        with lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
+            manifest = _build(options, out, files, pool)
+    except _NothingUsableError:
+        shutil.rmtree(staging)
+        (out / SHARDS_FOLDER).rmdir()
+        raise
     shutil.rmtree(staging)
-    return _summarize(out, len(files), manifest.counts, rejected)
+    return _summarize(out, manifest)
+
+
+def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> Manifest:
+    staging = out / STAGING_FOLDER
+    check_options(options, files, staging)
+    (out / SHARDS_FOLDER).mkdir(exist_ok=True)
+    remove_temporary_files(out)
+    with pool as workers:
+        num_chunks = _stage(options, files, staging, workers)
+        with Plan(staging, num_chunks, options.valid_fraction) as plan:
+            rejected = rejected_rows(files, plan, staging)
+            if not any(counts.crops for counts in plan.counts.values()):
+                raise _nothing_usable(rejected, options)
+            shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)
+            tables = _write_tables(out, staging, shards, rejected)
+    remove_temporary_files(out)
+    sync_folder(out / SHARDS_FOLDER)
+    manifest = _make_manifest(options, plan.counts, shards, tables)
+    write_manifest(out, manifest)
+    sync_folder(out)
+    return manifest
 
 
 def _finished(options: BuildOptions, out: Path) -> BuildSummary:
@@ -164,11 +164,7 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
     if other:
         raise BuildError(f"{out}: holds a dataset built with other options ({other}); give another folder or remove this one")
     shutil.rmtree(out / STAGING_FOLDER, ignore_errors=True)
-    rejected = pq.read_table(out / REJECTED_FILE).to_pylist()
-    used = sum(counts.recordings for counts in manifest.counts.values())
-    unused = sum(row["num_crops_used"] == 0 for row in rejected)
-    summary = _summarize(out, used + unused, manifest.counts, rejected)
-    return replace(summary, was_finished=True)
+    return replace(_summarize(out, manifest), was_finished=True)
 
 
 def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging: Path) -> Listing:
@@ -179,11 +175,6 @@ def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging:
         if not has_begun(staging):
             shutil.rmtree(staging)
         raise
-
-
-def _repeat_note(number: int, original: RecordingFile) -> Note:
-    """Why a recording is not used whose name an earlier one has."""
-    return Note(number, f"duplicate record name: of {printable(original.location)}", True)
 
 
 def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Workers) -> int:
@@ -209,70 +200,45 @@ def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Worker
 
 def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, workers: Workers) -> list[ShardInfo]:
     """Writes all shards that are not written yet."""
-    tasks: list[ShardTask] = list(make_shard_tasks(plan, out, staging, crops_per_shard))
-    todo = [task for task in tasks if not result_path(staging, task.name).exists()]
-    with tqdm(total=len(tasks), initial=len(tasks) - len(todo), desc="writing", unit="shard", disable=None) as bar:
+    names = shard_names(plan, crops_per_shard)
+    done = {name for name in names if result_path(staging, name).exists()}
+    todo = (task for task in make_shard_tasks(plan, out, staging, crops_per_shard) if task.name not in done)
+    with tqdm(total=len(names), initial=len(done), desc="writing", unit="shard", disable=None) as bar:
         for _ in workers.map_unordered(write_shard, todo):
             bar.update()
-    return [read_result(staging, task.name) for task in tasks]
+    return [read_result(staging, name) for name in names]
 
 
-def _duplicate_notes(plan: Plan, files: Listing) -> list[Note]:
-    return [
-        Note(repeat, f"duplicate signal: {count} crops as in {printable(files[original].location)}", True)
-        for repeat, original, count in plan.duplicates
-    ]
-
-
-def _rejected_rows(files: Listing, notes: Sequence[Note], plan: Plan) -> list[dict[str, Any]]:
-    """One row per recording that was not used, one row per reason for those used in part; in the order of the input."""
-    by_recording: dict[int, list[Note]] = {}
-    for note in notes:
-        by_recording.setdefault(note.recording, []).append(note)
-    rows = []
-    for number in sorted(by_recording):
-        num_used = int(plan.num_used[number])
-        reasons = [note.reason for note in by_recording[number]]
-        if not num_used:
-            reasons = ["; ".join(note.reason for note in by_recording[number] if note.is_loss)]
-        path, name = printable(files[number].location), files[number].name
-        rows += [{"path": path, "recording": name, "reason": text, "num_crops_used": num_used} for text in reasons]
-    return rows
-
-
-def _nothing_usable(rejected: Sequence[dict[str, Any]], options: BuildOptions) -> str:
-    reasons = _by_reason(Counter(reason_category(row["reason"]) for row in rejected))
-    example = f"; first: {rejected[0]['path']}: {rejected[0]['reason']}" if rejected else ""
+def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -> _NothingUsableError:
+    first = next(rejected)
+    reasons = Counter([reason_category(first["reason"])])
+    reasons.update(reason_category(row["reason"]) for row in rejected)
     inputs = ", ".join(map(str, options.inputs))
-    return f"{inputs}: none of {len(rejected)} recordings can be used{reasons}{example}"
+    example = f"first: {first['path']}: {first['reason']}"
+    return _NothingUsableError(f"{inputs}: none of {reasons.total()} recordings can be used{_by_reason(reasons)}; {example}")
 
 
-def _write_samples(out: Path, staging: Path, shards: Sequence[ShardInfo]) -> FileInfo:
-    """Joins the rows of all shards, one row group per shard, so that memory does not grow with their number."""
-    path = out / SAMPLES_FILE
-    with atomic_write(path) as file, pq.ParquetWriter(file, SAMPLES_SCHEMA, compression="zstd") as writer:
-        for shard in shards:
-            writer.write_table(pq.read_table(rows_path(staging, Path(shard.file).stem)))
-    return FileInfo(size=path.stat().st_size, sha256=hash_file(path))
+def _write_tables(
+    out: Path, staging: Path, shards: Sequence[ShardInfo], rejected: Iterator[dict[str, Any]]
+) -> dict[str, FileInfo]:
+    samples = (pq.read_table(rows_path(staging, Path(shard.file).stem)) for shard in shards)
+    write_groups(out / SAMPLES_FILE, SAMPLES_SCHEMA, samples)
+    write_groups(out / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rejected))
+    return {
+        name: FileInfo(size=(out / name).stat().st_size, sha256=hash_file(out / name)) for name in (SAMPLES_FILE, REJECTED_FILE)
+    }
 
 
-def _write_table(path: Path, table: pa.Table) -> FileInfo:
-    with atomic_write(path) as file:
-        pq.write_table(table, file, compression="zstd")
-    return FileInfo(size=path.stat().st_size, sha256=hash_file(path))
-
-
-def _make_manifest(options: BuildOptions, plan: Plan, shards: Sequence[ShardInfo], tables: dict[str, FileInfo]) -> Manifest:
+def _make_manifest(
+    options: BuildOptions, counts: dict[str, SplitCounts], shards: Sequence[ShardInfo], tables: dict[str, FileInfo]
+) -> Manifest:
     build = BuildInfo(**identity(options))
-    manifest = Manifest(counts=plan.counts, shards=tuple(shards), tables=tables, build=build, fingerprint="0" * 64)
+    manifest = Manifest(counts=counts, shards=tuple(shards), tables=tables, build=build, fingerprint="0" * 64)
     return manifest.model_copy(update={"fingerprint": manifest.compute_fingerprint()})
 
 
-def _summarize(
-    out: Path, num_recordings: int, counts: dict[str, SplitCounts], rejected: Sequence[dict[str, Any]]
-) -> BuildSummary:
-    unused: Counter[str] = Counter()
-    partly: Counter[str] = Counter()
-    for row in rejected:
-        (partly if row["num_crops_used"] else unused)[reason_category(row["reason"])] += 1
-    return BuildSummary(out, num_recordings, counts, unused, partly)
+def _summarize(out: Path, manifest: Manifest) -> BuildSummary:
+    unused, partly = count_reasons(out / REJECTED_FILE)
+    # A recording has crops or a row that says why not.
+    num_recordings = sum(counts.recordings for counts in manifest.counts.values()) + unused.total()
+    return BuildSummary(out, num_recordings, manifest.counts, unused, partly)

@@ -19,6 +19,8 @@ from data_tools.sources.protocol import RecordingFile
 STAGING_FOLDER = ".build"
 _OPTIONS_FILE = "build.json"
 _LOCK_FILE = "lock"
+# 6 GB. What is known of the crops of a shard is in memory while it is written or verified.
+_MAX_CROPS_PER_SHARD = 50_000
 
 
 class BuildError(ValueError):
@@ -49,8 +51,10 @@ class BuildOptions:
         make_source(self.source)
         if self.limit is not None and self.limit < 1:
             raise BuildError(f"the limit must be at least 1 recording, got {self.limit}")
-        if self.crops_per_shard < 1:
-            raise BuildError(f"a shard must hold at least 1 crop, got {self.crops_per_shard}")
+        if not 1 <= self.crops_per_shard <= _MAX_CROPS_PER_SHARD:
+            raise BuildError(
+                f"a shard must hold at least 1 crop and at most {_MAX_CROPS_PER_SHARD}, got {self.crops_per_shard}"
+            )
         if not 0 <= self.valid_fraction < 1:
             raise BuildError(f"the validation fraction must be at least 0 and below 1, got {self.valid_fraction}")
 

@@ -201,20 +201,30 @@ def _add_plot(commands: "argparse._SubParsersAction[_Parser]") -> None:
         commands,
         "plot",
         _plot,
-        "Draw a crop on ECG paper.",
-        "ecg-data plot datasets/two georgia-E07500-0 --out E07500.png",
+        "Draw a crop on ECG paper, or with --augment what each augmentation makes of it.",
+        "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
     command.add_argument("key", metavar="KEY", help="of the crop, as in samples.parquet")
-    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="the picture, such as FIG.png")
+    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="the picture, such as FIG.png, .svg or .pdf")
+    command.add_argument("--augment", action="store_true", help="draw the gallery of augmentations of the first 5 s")
+    command.add_argument("--seed", type=int, metavar="S", help="of the augmentations; another seed, other noise (default: 0)")
 
 
 def _plot(options: argparse.Namespace) -> int:
+    from data_tools.gallery import plot_gallery
     from data_tools.plot import plot_crop
     from data_tools.shards.dataset import Dataset
 
+    if options.seed is not None and not options.augment:
+        raise ValueError("--seed is of the augmentations: give --augment too, or leave it out")
+    if options.seed is not None and options.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {options.seed}")
     signal, metadata = Dataset.open(options.dataset).read_crop(options.key)
-    plot_crop(signal, metadata, options.out)
+    if options.augment:
+        plot_gallery(signal, metadata, options.seed or 0, options.out)
+    else:
+        plot_crop(signal, metadata, options.out)
     _print(f"{options.out}: {options.key}")
     return 0
 
@@ -222,8 +232,10 @@ def _plot(options: argparse.Namespace) -> int:
 def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     where = error.filename or getattr(options, "out", None) or options.dataset
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        kept = "; what is finished is kept: free space and run the same command again" if options.command == "build" else ""
-        return f"{where}: the disk is full{kept}"
+        elsewhere = "; free space there, or set TMPDIR to another folder"
+        kept = "; what is finished is kept: free space and run the same command again"
+        advice = {"build": kept, "verify": elsewhere, "info": elsewhere}
+        return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 
 

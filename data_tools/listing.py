@@ -1,5 +1,6 @@
 """The recordings of a build, on disk: there may be more of them than fit into memory."""
 
+import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -44,8 +45,10 @@ class Listing:
                 "ON files.prefix = first.prefix WHERE files.number > first.number"
             )
             self._database.commit()
-        except BaseException:
+        except BaseException as error:
             self._database.close()
+            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
             raise
         (self._num_files,) = self._database.execute("SELECT COUNT(*) FROM files").fetchone()
 

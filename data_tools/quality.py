@@ -48,29 +48,7 @@ def assess(crop: NDArray[np.int16], rows: list[int]) -> Quality | str:
     if flat.all():
         return FLAT if present.any() else ALL_ZERO
     values = present.astype(np.float64).ravel()
-    # Whole numbers below 2**53 add up exactly in any order, so the measure is the same on every machine.
-    rms = float(np.sqrt(np.dot(values, values) / values.size))
+    # Whole numbers below 2**53 add up exactly in any order, so the measure is the same on every machine. A dot product would
+    # wake threads of the linear algebra library, which on a busy machine wait for each other longer than all else takes.
+    rms = float(np.sqrt(np.einsum("i,i", values, values) / values.size))
     return Quality(num_flat_leads=int(flat.sum()), rms_uv=round(rms, 2))
-
-
-def first_occurrences(signal_hashes: NDArray[np.void]) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Finds identical signals.
-
-    Args:
-        signal_hashes: [N], hashes of the crops, 16 bytes each, in the order in which they were found.
-
-    Returns:
-        (is_first [N], first [N]): whether a crop is the first with its signal, and the position of that first one.
-    """
-    # Two words a hash, sorted by a stable sort: np.unique would take twice the memory, and sorts bytes slowly.
-    words = np.ascontiguousarray(signal_hashes).view(np.uint64).reshape(-1, 2)
-    order = np.lexsort(words.T)
-    is_new = np.ones(len(order), dtype=np.bool_)
-    ordered = words[order]
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    del ordered
-    first = np.empty(len(order), dtype=np.int64)
-    first[order] = order[is_new][np.cumsum(is_new) - 1]
-    is_first = np.empty(len(order), dtype=np.bool_)
-    is_first[order] = is_new
-    return is_first, first

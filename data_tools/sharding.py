@@ -1,4 +1,4 @@
-"""The second half of a build: staged crops -> splits, global shuffle, shards."""
+"""The second half of a build: staged crops -> shards."""
 
 import json
 import os
@@ -12,120 +12,42 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
-from data_tools.quality import first_occurrences
-from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
-from data_tools.shards.manifest import SHARDS_FOLDER, IndexInfo, ShardInfo, SplitCounts
+from data_tools.planning import Plan
+from data_tools.shards.manifest import SHARDS_FOLDER, IndexInfo, ShardInfo
 from data_tools.shards.tables import samples_table
 from data_tools.shards.tar import INDEX_SUFFIX, SIGNAL_BYTES, ShardWriter, write_index
-from data_tools.splits import PRETRAIN, SPLITS, VALID, choose_valid, join_patients
-from data_tools.staging import crops_path, read_staged_index
-
-_CHUNK = "chunk"  # no column of the indexes, but the number of each
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Where every crop goes.
-
-    Attributes:
-        counts: per split.
-        places: per split, in the shuffled order: [crops, 3] of chunk, offset and bytes of metadata.
-        num_used: [recordings], how many crops of each recording are used.
-        duplicates: (recording, recording it repeats, number of crops) for signals that occur twice.
-    """
-
-    counts: dict[str, SplitCounts]
-    places: dict[str, NDArray[np.int64]]
-    num_used: NDArray[np.int64]
-    duplicates: list[tuple[int, int, int]]
+from data_tools.staging import crops_path
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to write: ``places`` as in :class:`Plan`."""
+    """A shard to write: ``places`` as from :meth:`Plan.places`."""
 
     out: Path
     staging: Path
     split: str
-    number: int
+    name: str
     places: NDArray[np.int64]
 
-    @property
-    def name(self) -> str:
-        """File name without extension, such as ``pretrain-000000``."""
-        return f"{self.split}-{self.number:06d}"
 
-
-def make_plan(staging: Path, num_chunks: int, num_recordings: int, valid_fraction: float) -> Plan:
-    """Drops signals that occur twice, splits by patient and shuffles: from the indexes alone, some 100 bytes a crop.
-
-    Patients of whom the same signal is stored are one person under two names, or one recording in two corpora: the rest of
-    their crops goes to the same split.
-    """
-    signals, recordings, patients = _read_columns(staging, num_chunks, "signal", "recording", "patient")
-    is_first, first = first_occurrences(signals)
-    del signals
-    repeats = np.flatnonzero(~is_first)
-    originals = first[repeats]
-    del first
-    duplicates = _count_duplicates(recordings[repeats], recordings[originals])
-    joined = join_patients(patients, patients[repeats], patients[originals])
-    is_valid = choose_valid(joined[is_first], valid_fraction)
-    recordings, patients = recordings[is_first], patients[is_first]
-
-    num_valid, ranks = (column[is_first] for column in _read_columns(staging, num_chunks, "num_valid_samples", "order"))
-    counts = {
-        split: _count(recordings[chosen], patients[chosen], num_valid[chosen])
-        for split, chosen in ((PRETRAIN, ~is_valid), (VALID, is_valid))
-    }
-    assert tuple(counts) == SPLITS
-    num_used = np.bincount(recordings, minlength=num_recordings)
-    del recordings, patients, joined, num_valid
-
-    order = np.argsort(ranks, kind="stable")
-    del ranks
-    chosen_orders = {PRETRAIN: order[~is_valid[order]], VALID: order[is_valid[order]]}
-    del order
-    places = {split: np.empty((len(chosen), 3), dtype=np.int64) for split, chosen in chosen_orders.items()}
-    columns = _read_columns(staging, num_chunks, _CHUNK, "offset", "metadata_bytes")
-    for number in range(len(columns)):
-        column = columns[number][is_first]
-        for split, chosen in chosen_orders.items():
-            places[split][:, number] = column[chosen]
-    return Plan(counts, places, num_used, duplicates)
-
-
-def _read_columns(staging: Path, num_chunks: int, *names: str) -> list[NDArray[Any]]:
-    """Reads some columns of the indexes of all chunks, one after another, and on demand the number of the chunk."""
-    columns: dict[str, list[NDArray[Any]]] = {name: [] for name in names}
-    for number in range(num_chunks):
-        index = read_staged_index(staging, number)
-        for name, parts in columns.items():
-            # A copy, so that the rest of the index is not kept.
-            parts.append(np.full(len(index), number) if name == _CHUNK else index[name].copy())
-    return [np.concatenate(columns.pop(name)) for name in names]
-
-
-def _count(recordings: NDArray[np.int64], patients: NDArray[np.uint64], num_valid: NDArray[np.int32]) -> SplitCounts:
-    return SplitCounts(
-        recordings=len(np.unique(recordings)),
-        patients=len(np.unique(patients)),
-        crops=len(num_valid),
-        complete_crops=int((num_valid == CROP_SAMPLES).sum()),
-        segments=int((num_valid // SEGMENT_SAMPLES).sum()),
-    )
-
-
-def _count_duplicates(repeats: NDArray[np.int64], originals: NDArray[np.int64]) -> list[tuple[int, int, int]]:
-    unique, counts = np.unique(np.stack([repeats, originals], axis=1), axis=0, return_counts=True)
-    return [(int(repeat), int(original), int(count)) for (repeat, original), count in zip(unique, counts, strict=True)]
+def shard_names(plan: Plan, crops_per_shard: int) -> list[str]:
+    """The shards of a plan, in the order of the dataset: file names without extension."""
+    return [
+        _shard_name(split, number)
+        for split, counts in plan.counts.items()
+        for number in range(-(-counts.crops // crops_per_shard))
+    ]
 
 
 def make_shard_tasks(plan: Plan, out: Path, staging: Path, crops_per_shard: int) -> Iterator[ShardTask]:
-    """The shards of a plan, in the order of the dataset."""
-    for split, places in plan.places.items():
-        for number, start in enumerate(range(0, len(places), crops_per_shard)):
-            yield ShardTask(out, staging, split, number, places[start : start + crops_per_shard])
+    """The same shards, with what goes into them."""
+    for split in plan.counts:
+        for number, places in enumerate(plan.places(split, crops_per_shard)):
+            yield ShardTask(out, staging, split, _shard_name(split, number), places)
+
+
+def _shard_name(split: str, number: int) -> str:
+    return f"{split}-{number:06d}"
 
 
 def result_path(staging: Path, name: str) -> Path:

@@ -6,9 +6,12 @@ any number of workers, any order of work and any version of NumPy.
 
 import hashlib
 import math
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+
+from data_tools.external_sort import ExternalSort, scratch_array
 
 PRETRAIN = "pretrain"
 VALID = "valid"
@@ -21,51 +24,79 @@ def seeded_hash(seed: int, purpose: str, *names: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
-def join_patients(
-    patients: NDArray[np.uint64], repeats: NDArray[np.uint64], originals: NDArray[np.uint64]
-) -> NDArray[np.uint64]:
-    """Gives patients who share a signal one hash, so that they end up in the same split.
+class LinkedPatients:
+    """Patients who share a signal get one hash, so that they end up in the same split.
 
     Args:
-        patients: [N], hashes.
-        repeats: [M], hashes of patients whose signal ...
-        originals: [M], ... is one of these patients' as well.
-
-    Returns:
-        [N], the hash of one of those who are linked, be it through others.
+        links: rows of two hashes, sorted by both: a patient, and another who has one of the first one's signals.
+        folder: for scratch files.
     """
-    parent: dict[int, int] = {}
 
-    def find(patient: int) -> int:
-        while (above := parent.get(patient, patient)) != patient:
-            parent[patient] = patient = parent.get(above, above)
-        return patient
+    def __init__(self, links: ExternalSort, folder: Path) -> None:
+        with ExternalSort(1, 1, folder) as ends:
+            for rows, is_first, _ in links.groups(2):
+                ends.add(rows[is_first].ravel())
+            num_patients = sum(int(is_first.sum()) for _, is_first, _ in ends.groups(1))
+            self._patients = scratch_array(num_patients, folder)
+            start = 0
+            for rows, is_first, _ in ends.groups(1):
+                distinct = rows[is_first, 0]
+                self._patients[start : start + len(distinct)] = distinct
+                start += len(distinct)
+        self._join(links, folder)
 
-    for repeat, original in np.unique(np.stack([repeats, originals], axis=1), axis=0).tolist():
-        if (root := find(repeat)) != find(original):
-            parent[root] = find(original)
-    if not parent:
-        return patients
-    linked = np.array(sorted(parent), dtype=np.uint64)
-    roots = np.array([find(patient) for patient in linked.tolist()], dtype=np.uint64)
-    places = np.searchsorted(linked, patients).clip(max=len(linked) - 1)
-    return np.where(linked[places] == patients, roots[places], patients)
+    def _join(self, links: ExternalSort, folder: Path) -> None:
+        """Joins the two ends of every link; a chain of links joins all that are on it."""
+        # For each patient's place that of another one in the same group, or its own for the one that stands for all.
+        places = scratch_array(len(self._patients), folder)
+        places[:] = np.arange(len(places), dtype=np.uint64)
+        parent = places.data
+
+        def find(place: int) -> int:
+            while (above := parent[place]) != place:
+                parent[place] = place = parent[above]
+            return place
+
+        for rows, is_first, _ in links.groups(2):
+            for repeat, original in np.searchsorted(self._patients, rows[is_first]).tolist():
+                root, other = find(repeat), find(original)
+                if root != other:
+                    parent[root] = other
+        for place in range(len(places)):
+            parent[place] = find(place)
+        self._joined = self._patients
+        if len(places):
+            self._joined = scratch_array(len(places), folder)
+            # "clip" lets NumPy write straight into the file; no place is outside.
+            np.take(self._patients, places.view(np.int64), out=self._joined, mode="clip")
+
+    def join(self, patients: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The hash of one of those who are linked, be it through others, for each of some patients: uint64 [N] -> [N]."""
+        if not len(self._patients):
+            return patients
+        places = np.searchsorted(self._patients, patients).clip(max=len(self._patients) - 1)
+        return np.where(self._patients[places] == patients, self._joined[places], patients)
 
 
-def choose_valid(patients: NDArray[np.uint64], fraction: float) -> NDArray[np.bool_]:
-    """Chooses the crops of the validation split, by patient.
+def last_valid(patients: ExternalSort, fraction: float) -> int:
+    """Chooses the patients of the validation split.
 
     Of n patients, the ceil(fraction * n) with the smallest hashes are chosen, but never all of them.
 
     Args:
-        patients: [N], for each crop the seeded hash of its patient.
+        patients: rows of one hash; some may occur more than once.
         fraction: of the patients, 0 <= fraction < 1.
 
     Returns:
-        [N], True where the crop belongs to the validation split.
+        The greatest hash that is chosen; -1 if none is.
     """
-    unique = np.unique(patients)
-    num_valid = min(math.ceil(fraction * len(unique)), len(unique) - 1)
-    if num_valid <= 0:
-        return np.zeros(len(patients), dtype=np.bool_)
-    return np.asarray(patients <= unique[num_valid - 1], dtype=np.bool_)
+    num_patients = sum(int(is_first.sum()) for _, is_first, _ in patients.groups(1))
+    left = min(math.ceil(fraction * num_patients), num_patients - 1)
+    if left <= 0:
+        return -1
+    for rows, is_first, _ in patients.groups(1):
+        distinct = rows[is_first, 0]
+        if left <= len(distinct):
+            return int(distinct[left - 1])
+        left -= len(distinct)
+    raise AssertionError("fewer patients in the second reading than in the first")

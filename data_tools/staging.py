@@ -65,13 +65,14 @@ class Note:
 
 
 @dataclass
-class _Losses:
+class Losses:
     """What one recording lost: crops by category, and at most one error that ended its reading."""
 
     crops: Counter[str] = field(default_factory=Counter)
     error: str | None = None
 
     def reasons(self, num_used: int) -> list[str]:
+        """What was lost, a line each, of a recording of which so many crops were used."""
         total = num_used + self.crops.total()
         reasons = [self.error] if self.error else []
         for category, count in self.crops.most_common():
@@ -80,7 +81,9 @@ class _Losses:
 
 
 @dataclass(frozen=True)
-class _Crop:
+class UsableCrop:
+    """A crop that can be used: ``start`` is at 500 Hz, ``signal`` int16 uV [12, 5000], zeros after the valid samples."""
+
     start: int
     num_valid_samples: int
     signal: NDArray[np.int16]
@@ -117,6 +120,11 @@ def _safe(name: str) -> str:
     return f"{safe[: _MAX_NAME - 9]}-{digest}"
 
 
+def crop_key(recording: Recording, crop: UsableCrop) -> str:
+    """The key of a crop: the recording's, and where in it the crop begins."""
+    return f"{key_prefix(recording.source, recording.name)}-{crop.start}"
+
+
 def stage_chunk(task: ChunkTask) -> int:
     """Stages a chunk; whatever is wrong with a recording ends up in the notes.
 
@@ -132,8 +140,8 @@ def stage_chunk(task: ChunkTask) -> int:
     with atomic_write(crops_path(task.folder, task.number)) as file:
         for number, recording_file in task.recordings:
             num_before = len(rows)
-            losses, description_notes = _Losses(), []
-            for recording, crop in _usable_crops(source, recording_file, losses):
+            losses, description_notes = Losses(), []
+            for recording, crop in usable_crops(source, recording_file, losses):
                 rows.append(_write_crop(file, recording, crop, number, task.seed))
                 description_notes = list(recording.notes)
             notes += [Note(number, reason, True) for reason in losses.reasons(len(rows) - num_before)]
@@ -145,7 +153,7 @@ def stage_chunk(task: ChunkTask) -> int:
     return len(task.recordings)
 
 
-def _usable_crops(source: Source, file: RecordingFile, losses: _Losses) -> Iterator[tuple[Recording, _Crop]]:
+def usable_crops(source: Source, file: RecordingFile, losses: Losses) -> Iterator[tuple[Recording, UsableCrop]]:
     """Yields the crops of a recording that can be used, and counts the others.
 
     The errors of reading end here: those of the consumer, which writes, are not seen inside a generator.
@@ -170,7 +178,7 @@ def _usable_crops(source: Source, file: RecordingFile, losses: _Losses) -> Itera
         losses.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
-def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> _Crop | str:
+def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> UsableCrop | str:
     """Makes a crop of float32 mV [12, n] ready to be written, or says why it cannot be used."""
     if has_nan(crop):
         return NAN
@@ -179,7 +187,7 @@ def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> _
     if isinstance(quality, str):
         return quality
     num_valid = microvolts.shape[1]
-    return _Crop(
+    return UsableCrop(
         start=start,
         num_valid_samples=num_valid,
         signal=microvolts if num_valid == CROP_SAMPLES else pad_crop(microvolts),
@@ -189,11 +197,11 @@ def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> _
     )
 
 
-def _write_crop(file: IO[bytes], recording: Recording, crop: _Crop, number: int, seed: int) -> tuple[Any, ...]:
+def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number: int, seed: int) -> tuple[Any, ...]:
     """Appends a crop to a staging file; returns its row of the index."""
     signal = np.ascontiguousarray(crop.signal, dtype="<i2").data.cast("B")
     signal_hash = hashlib.blake2b(signal, digest_size=_SIGNAL_HASH_BYTES)
-    key = f"{key_prefix(recording.source, recording.name)}-{crop.start}"
+    key = crop_key(recording, crop)
     # With the source, so that equal numbers in two corpora are not taken for one patient.
     patient = f"{recording.source}/{recording.patient}"
     metadata = {

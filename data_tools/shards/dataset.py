@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_tools.shards.manifest import (
@@ -22,6 +21,7 @@ from data_tools.shards.manifest import (
     ShardInfo,
     read_manifest,
 )
+from data_tools.shards.tables import SAMPLES_SCHEMA, read_groups
 from data_tools.shards.tar import read_signal
 
 _READ_BYTES = 1 << 22
@@ -65,7 +65,15 @@ class Dataset:
         return tuple(self.manifest.counts)
 
     def samples(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a split, in the order of its shards and of the crops in them.
+        """The rows of a split as one table, as :meth:`iterate_samples` yields them; some 500 bytes a crop."""
+        parts = list(self.iterate_samples(split, columns))
+        if parts:
+            return pa.concat_tables(parts)
+        names = SAMPLES_SCHEMA.names if columns is None else columns
+        return SAMPLES_SCHEMA.empty_table().select(names)
+
+    def iterate_samples(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The rows of a split, a row group at a time, in the order of its shards and of the crops in them.
 
         Args:
             split: one of :attr:`splits`.
@@ -77,11 +85,7 @@ class Dataset:
         self._check_split(split)
         names = self.splits
         start = sum(self.manifest.counts[name].crops for name in names[: names.index(split)])
-        return self._read_table(SAMPLES_FILE, columns).slice(start, self.manifest.counts[split].crops)
-
-    def rejected(self) -> pa.Table:
-        """The inputs that were not used, or only in part."""
-        return self._read_table(REJECTED_FILE, None)
+        yield from read_groups(self.path / SAMPLES_FILE, columns, start, start + self.manifest.counts[split].crops)
 
     def shards(self, split: str) -> tuple[ShardInfo, ...]:
         """The shards of a split, in order.
@@ -101,12 +105,9 @@ class Dataset:
         Raises:
             DatasetError: no such key, or a shard that does not hold it where the table says.
         """
-        table = self._read_table(SAMPLES_FILE, ["key"])
-        position = pc.index(table["key"], key).as_py()
-        if position < 0:
-            example = f", such as {table['key'][0]}" if len(table) else ""
-            raise DatasetError(f"{self.path}: no crop '{key}'; keys are in {SAMPLES_FILE}{example}")
-        row: dict[str, Any] = self._read_table(SAMPLES_FILE, None).slice(position, 1).to_pylist()[0]
+        position = self._find_key(key)
+        (table,) = read_groups(self.path / SAMPLES_FILE, None, position, position + 1)
+        row: dict[str, Any] = table.to_pylist()[0]
         shard = next((shard for shard in self.manifest.shards if Path(shard.file).name == row["shard"]), None)
         if shard is None:
             raise DatasetError(f"{self.path}: crop '{key}' lies in {row['shard']}, which the manifest does not list")
@@ -132,12 +133,16 @@ class Dataset:
         if split not in self.manifest.counts:
             raise DatasetError(f"{self.path}: no split '{split}'; there are {', '.join(self.splits)}")
 
-    def _read_table(self, file: str, columns: Sequence[str] | None) -> pa.Table:
-        try:
-            return pq.read_table(self.path / file, columns=None if columns is None else list(columns))
-        except (OSError, pa.ArrowException) as error:
-            reason = " ".join(str(error).split())
-            raise DatasetError(f"{self.path / file}: cannot be read ({reason}); build the dataset again") from None
+    def _find_key(self, key: str) -> int:
+        """The row of a crop in samples.parquet."""
+        start, example = 0, ""
+        for table in read_groups(self.path / SAMPLES_FILE, ["key"]):
+            place: int = pc.index(table["key"], key).as_py()
+            if place >= 0:
+                return start + place
+            example = example or f", such as {table['key'][0]}"
+            start += len(table)
+        raise DatasetError(f"{self.path}: no crop '{key}'; keys are in {SAMPLES_FILE}{example}")
 
 
 def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:

@@ -1,8 +1,26 @@
-"""samples.parquet and rejected.parquet: their columns."""
+"""samples.parquet and rejected.parquet: their columns, and how they are read and written in pieces.
 
+A table of all crops may be larger than memory, so nothing here holds more of one than a row group.
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from data_tools.files import atomic_write
+from data_tools.shards.manifest import DatasetError
+
+# A group costs a reader 16 kB of memory for its description, however few rows it has.
+ROWS_PER_GROUP = 1 << 16
+_NAME_HASH_BYTES = 16
 
 # One row per crop. The order of rows is that of splits, then shards, then places in the shard.
 SAMPLES_SCHEMA = pa.schema(
@@ -45,6 +63,73 @@ REJECTED_SCHEMA = pa.schema(
 def samples_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Makes the table of some crops."""
     return pa.Table.from_pylist(rows, schema=SAMPLES_SCHEMA)
+
+
+def write_groups(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
+    """Writes a table atomically, in row groups of ROWS_PER_GROUP rows or somewhat more: of whole parts."""
+    with atomic_write(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
+        waiting: list[pa.Table] = []
+        for part in parts:
+            waiting.append(part)
+            if sum(map(len, waiting)) >= ROWS_PER_GROUP:
+                _write_group(writer, waiting)
+                waiting = []
+        if waiting:
+            _write_group(writer, waiting)
+
+
+def _write_group(writer: pq.ParquetWriter, parts: Sequence[pa.Table]) -> None:
+    table = pa.concat_tables(parts)
+    writer.write_table(table, row_group_size=max(len(table), 1))
+
+
+def read_groups(
+    path: Path, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+) -> Iterator[pa.Table]:
+    """Reads rows [start, stop) of a table, a row group at a time.
+
+    Raises:
+        DatasetError: it cannot be read.
+    """
+    # Without reading ahead, which keeps all that has been read.
+    with _naming(path), pq.ParquetFile(path, pre_buffer=False) as file:
+        end = 0
+        for group in range(file.num_row_groups):
+            first, end = end, end + file.metadata.row_group(group).num_rows
+            low, high = max(start, first), end if stop is None else min(stop, end)
+            if low >= high:
+                continue
+            table = file.read_row_group(group, columns=columns)
+            table.validate(full=True)  # a damaged page may still give strings, but of no text
+            rows = table.slice(low - first, high - low)
+            yield rows if columns is None else rows.select(columns)
+
+
+def read_schema(path: Path) -> pa.Schema:
+    """The columns of a table.
+
+    Raises:
+        DatasetError: it cannot be read.
+    """
+    with _naming(path):
+        return pq.read_schema(path)
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Says of an error which file cannot be read."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())
+        raise DatasetError(f"{path}: cannot be read ({reason}); build the dataset again") from None
+
+
+def hash_names(*columns: pa.ChunkedArray) -> NDArray[np.uint64]:
+    """Hashes of names, or of tuples of names, that two different ones do not share: uint64 [n, 2] of columns [n]."""
+    names = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, "\0")
+    hashes = (hashlib.blake2b(name, digest_size=_NAME_HASH_BYTES).digest() for name in names.cast(pa.binary()).to_pylist())
+    return np.frombuffer(b"".join(hashes), dtype="<u8").reshape(-1, _NAME_HASH_BYTES // 8)
 
 
 def reason_category(reason: str) -> str:

@@ -3,17 +3,16 @@
 import hashlib
 import json
 import tarfile
+from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import check_file, find_listing_problems
 from data_tools.shards.manifest import (
     REJECTED_FILE,
@@ -22,13 +21,15 @@ from data_tools.shards.manifest import (
     DatasetError,
     Manifest,
     ShardInfo,
-    SplitCounts,
     read_manifest,
 )
-from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, SAMPLES_SCHEMA
+from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, SAMPLES_SCHEMA, read_schema
 from data_tools.shards.tar import TarMember, parse_npy, read_index, read_members
+from data_tools.shards.verify_table import check_samples, is_in_order, rows_by_shard
 
 _MAX_PROBLEMS_PER_SHARD = 5
+_SHARDS_PER_THREAD = 2  # one being checked, one waiting
+_ROWS_AT_ONCE = 256
 
 
 def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
@@ -48,10 +49,18 @@ def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
     yield from _find_strays(folder, manifest)
     for name, schema in ((SAMPLES_FILE, SAMPLES_SCHEMA), (REJECTED_FILE, REJECTED_SCHEMA)):
         yield from _check_table(folder, manifest, name, schema)
-    samples = _read_samples(folder)
-    if samples is not None:
-        yield from _check_samples(samples, manifest)
-    yield from _check_shards(folder, manifest, samples, num_threads)
+    samples = folder / SAMPLES_FILE
+    rows = None
+    if _has_columns(samples, SAMPLES_SCHEMA):  # else it has been named
+        try:
+            if is_in_order(samples, manifest):
+                rows = rows_by_shard(samples, manifest)
+            else:
+                yield f"{SAMPLES_FILE}: its rows are not those of the shards listed, in their order"
+            yield from check_samples(samples, manifest)
+        except DatasetError as error:
+            yield str(error)
+    yield from _check_shards(folder, manifest, rows, num_threads)
 
 
 def _find_strays(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -71,84 +80,42 @@ def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema)
     if problem:
         yield problem
     try:
-        found = pq.read_schema(folder / name)
-    except (OSError, pa.ArrowException) as error:
-        yield f"{name}: cannot be read ({_one_line(error)})"
+        found = read_schema(folder / name)
+    except DatasetError as error:
+        yield str(error)
         return
     if not found.equals(schema):
         yield f"{name}: its columns are {', '.join(found.names)} instead of {', '.join(schema.names)}, or of other types"
 
 
-def _read_samples(folder: Path) -> pa.Table | None:
+def _has_columns(path: Path, schema: pa.Schema) -> bool:
     try:
-        return pq.read_table(folder / SAMPLES_FILE, schema=SAMPLES_SCHEMA)
-    except (OSError, pa.ArrowException):
-        return None  # named by _check_table or as missing
+        return bool(read_schema(path).equals(schema))
+    except DatasetError:
+        return False
 
 
-def _check_samples(samples: pa.Table, manifest: Manifest) -> Iterator[str]:
-    """Compares the table of crops with the manifest, and its keys with each other."""
-    groups = samples.group_by("key").aggregate([("key", "count")])
-    repeated = groups.filter(pc.greater(groups["key_count"], 1))["key"].to_pylist()
-    if repeated:
-        yield f"{SAMPLES_FILE}: {len(repeated)} keys occur more than once, such as {min(repeated)}"
-    if _rows_by_place(samples, manifest) is None:
-        yield f"{SAMPLES_FILE}: its {len(samples)} rows are not those of the shards listed, in their order"
-    for split, counts in manifest.counts.items():
-        found = _count(samples.filter(pc.equal(samples["split"], split)))
-        for name, value in counts.model_dump().items():
-            if getattr(found, name) != value:
-                yield f"split '{split}': {value} {name} counted in the manifest, {getattr(found, name)} in {SAMPLES_FILE}"
-    patients = {split: set(_column(samples, split, "patient")) for split in manifest.counts}
-    splits = list(patients)
-    for i, first in enumerate(splits):
-        for second in splits[i + 1 :]:
-            if common := patients[first] & patients[second]:
-                yield f"splits '{first}' and '{second}' share {len(common)} patients, such as {min(common)}"
-
-
-def _rows_by_place(samples: pa.Table, manifest: Manifest) -> dict[str, pa.Table] | None:
-    """The rows of each shard, without a copy; None if they do not lie in the order of the shards."""
-    rows, start = {}, 0
-    for shard in manifest.shards:
-        part = samples.slice(start, shard.count)
-        start += shard.count
-        is_own = pc.and_(pc.equal(part["split"], shard.split), pc.equal(part["shard"], Path(shard.file).name))
-        if len(part) != shard.count or not pc.all(is_own, min_count=0).as_py():
-            return None
-        rows[shard.file] = part
-    return rows if start == len(samples) else None
-
-
-def _column(samples: pa.Table, split: str, name: str) -> list[str]:
-    values: list[str] = samples.filter(pc.equal(samples["split"], split))[name].unique().to_pylist()
-    return values
-
-
-def _count(rows: pa.Table) -> SplitCounts:
-    valid = rows["num_valid_samples"].to_numpy()
-    return SplitCounts(
-        recordings=rows.group_by(["source", "recording"]).aggregate([]).num_rows,
-        patients=len(rows["patient"].unique()),
-        crops=len(valid),
-        complete_crops=int((valid == CROP_SAMPLES).sum()),
-        segments=int((valid // SEGMENT_SAMPLES).sum()),
-    )
-
-
-def _check_shards(folder: Path, manifest: Manifest, samples: pa.Table | None, num_threads: int) -> Iterator[str]:
-    # Each shard once, even if it is listed twice.
-    shards = {shard.file: shard for shard in manifest.shards}
-    rows: dict[str, pa.Table | None] = dict.fromkeys(shards)
-    if samples is not None:
-        by_place = _rows_by_place(samples, manifest)
-        for name in shards:
-            # A search through all rows for each shard is slow where there are thousands: only for a table out of order.
-            rows[name] = by_place[name] if by_place else samples.filter(pc.equal(samples["shard"], Path(name).name))
+def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | None, num_threads: int) -> Iterator[str]:
+    """Checks every shard, against its rows if there are any."""
+    checked: set[str] = set()
+    running: deque[Future[list[str]]] = deque()
     # Hashing and reading release the interpreter lock, so threads are enough.
     with ThreadPoolExecutor(num_threads) as pool:
-        for problems in pool.map(lambda shard: _check_shard(folder, shard, rows[shard.file]), shards.values()):
-            yield from problems
+        for shard in manifest.shards:
+            own_rows = None
+            if rows is not None:
+                try:
+                    own_rows = next(rows)
+                except DatasetError as error:
+                    yield str(error)
+                    rows = None
+            if shard.file not in checked:  # it may be listed twice
+                running.append(pool.submit(_check_shard, folder, shard, own_rows))
+                checked.add(shard.file)
+            if len(running) > _SHARDS_PER_THREAD * num_threads:
+                yield from running.popleft().result()
+        for future in running:
+            yield from future.result()
 
 
 def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[str]:
@@ -169,7 +136,7 @@ def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[
     if len(members) != 2 * shard.count:
         problems.append(f"{shard.file}: {len(members)} members instead of {2 * shard.count}, two a crop")
     problems += _check_index(folder, shard, pairs)
-    found = _check_crops(path, shard, pairs, None if rows is None else rows.to_pylist())
+    found = _check_crops(path, shard, pairs, rows)
     if len(found) > _MAX_PROBLEMS_PER_SHARD:
         more = len(found) - _MAX_PROBLEMS_PER_SHARD
         found = [*found[:_MAX_PROBLEMS_PER_SHARD], f"{shard.file}: and {more} more problems"]
@@ -188,23 +155,29 @@ def _check_index(folder: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember
 
 
 def _check_crops(
-    path: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember, TarMember]], rows: list[dict[str, Any]] | None
+    path: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember, TarMember]], rows: pa.Table | None
 ) -> list[str]:
     problems = []
     if rows is not None and len(rows) != len(pairs):
         problems.append(f"{shard.file}: {len(pairs)} crops, but {len(rows)} rows in {SAMPLES_FILE}")
         rows = None
+    each_row = repeat(None) if rows is None else _iterate(rows)
     with path.open("rb") as file:
-        for position, (npy, metadata) in enumerate(pairs):
+        for (npy, metadata), row in zip(pairs, each_row, strict=False):
             file.seek(npy.offset)
             signal = file.read(npy.size)
             file.seek(metadata.offset)
             text = file.read(metadata.size)
-            row = None if rows is None else rows[position]
             problem = _check_crop(npy, metadata, signal, text, row)
             if problem:
                 problems.append(f"{shard.file}: crop {npy.key}: {problem}")
     return problems
+
+
+def _iterate(rows: pa.Table) -> Iterator[dict[str, Any]]:
+    """Rows one by one; as Python's objects they take six times the memory, so not all at once."""
+    for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield from batch.to_pylist()
 
 
 def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes, row: dict[str, Any] | None) -> str | None:

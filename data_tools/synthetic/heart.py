@@ -8,7 +8,7 @@ al. ("Multichannel ECG and noise modeling", EURASIP J. Adv. Signal Process. 2007
 changes: waves are placed in seconds instead of in the phase of the cycle, because a heart that beats faster shortens its
 diastole and QT but hardly its PR and QRS; and a wave may rise and fall with different widths, as a T wave does.
 
-Axes, as in Frank's vectorcardiogram: x to the patient's left, y to the feet, z to the back. Unit mV.
+Axes as in :mod:`data_tools.vcg`. Unit mV.
 K is the number of waves, T the number of samples.
 """
 
@@ -17,25 +17,8 @@ from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-
-# Rows I, II, V1 to V6; columns x, y, z. G. E. Dower, H. B. Machado, J. A. Osborne: "On deriving the electrocardiogram
-# from vectorcardiographic leads", Clin. Cardiol. 3(2), 1980.
-DOWER: FloatArray = np.array(
-    [
-        [0.632, -0.235, 0.059],
-        [0.235, 1.066, -0.132],
-        [-0.515, 0.157, -0.917],
-        [0.044, 0.164, -1.387],
-        [0.882, 0.098, -1.277],
-        [1.213, 0.127, -0.601],
-        [1.125, 0.127, -0.086],
-        [0.831, 0.076, 0.230],
-    ]
-)
-DOWER_LEADS = ("I", "II", "V1", "V2", "V3", "V4", "V5", "V6")
+from data_tools.vcg import FloatArray
 
 # A Gaussian wave counts as begun and ended this many of its widths from its centre (4 % of its height).
 ONSET_WIDTHS = 2.5

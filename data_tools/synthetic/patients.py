@@ -6,8 +6,9 @@ from enum import StrEnum
 import numpy as np
 
 from data_tools.recording import SAMPLING_RATE
-from data_tools.synthetic.heart import Anatomy, FloatArray, draw_anatomy
+from data_tools.synthetic.heart import Anatomy, draw_anatomy
 from data_tools.synthetic.rhythms import Breathing
+from data_tools.vcg import FloatArray
 
 # SNOMED CT codes as scored by the PhysioNet/CinC Challenge 2021.
 SINUS_RHYTHM = "426783006"

@@ -6,7 +6,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from data_tools.synthetic.heart import FloatArray
+from data_tools.vcg import FloatArray
 
 # Beats are made from this long before the first sample, so that a recording begins anywhere in a cycle.
 LEAD_IN_S = 2.0

@@ -7,9 +7,10 @@ from numpy.typing import NDArray
 
 from data_tools.leads import derive_limb_leads
 from data_tools.recording import SAMPLING_RATE
-from data_tools.synthetic.heart import DOWER, Anatomy, FloatArray, rotation
+from data_tools.synthetic.heart import Anatomy, rotation
 from data_tools.synthetic.patients import Patient, RecordingPlan, generator
 from data_tools.synthetic.rhythms import BeatKind, Beats, Breathing, fibrillation_beats, sinus_beats, with_premature_beats
+from data_tools.vcg import DOWER, FloatArray
 
 # A beat is evaluated from this long before the onset of its QRS to this long after it, seconds.
 _BEFORE_S, _AFTER_S = 0.40, 0.75
@@ -111,7 +112,7 @@ def twelve_leads(independent: FloatArray) -> NDArray[np.int16]:
     unit.
 
     Args:
-        independent: [8, T] mV, rows as in DOWER_LEADS.
+        independent: [8, T] mV, rows as in INDEPENDENT_LEADS.
 
     Returns:
         [12, T] in the order of LEADS, 1 unit = 1 microvolt.

@@ -6,7 +6,8 @@ headers, no decoding, no copy, and no Python lock held meanwhile.
 
 import functools
 import os
-from collections.abc import Sequence
+import tarfile
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,14 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_tools.external_sort import ExternalSort
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import SHARDS_FOLDER, DatasetError
+from data_tools.shards.manifest import SAMPLES_FILE, SHARDS_FOLDER, DatasetError
+from data_tools.shards.tables import hash_names
 from data_tools.shards.tar import NPY_HEADER_BYTES
 
 _LEAD_BYTES = CROP_SAMPLES * 2
-_COLUMNS = ("key", "shard", "offset", "source", "recording", "patient", "num_valid_samples")
+_TAR_NAME_BYTES = 100  # at the start of a member's header
+_COLUMNS = ("shard", "offset", "source", "recording", "patient", "num_valid_samples")
 # Windows of the sample order touch a few shards at a time; files of others are closed again.
 _MAX_OPEN_SHARDS = 64
 
@@ -49,29 +53,44 @@ class CropStore:
     """
 
     def __init__(self, dataset: Dataset, split: str) -> None:
-        table = dataset.samples(split, _COLUMNS)
-        table = table.filter(pc.equal(table["num_valid_samples"], CROP_SAMPLES))
-        if not table.num_rows:
-            raise DatasetError(
-                f"{dataset.path}: split '{split}' has no complete 10-s crop; build it from more or longer recordings"
-            )
         self.path = dataset.path
         self.split = split
         self.fingerprint = dataset.fingerprint
-        self.num_crops: int = table.num_rows
-        self.recording = _number(table["source"], table["recording"])
-        self.patient = _number(table["source"], table["patient"])
-        self._keys = table["key"]
-        self._offsets: npt.NDArray[np.int64] = table["offset"].to_numpy() + NPY_HEADER_BYTES
-        shards = _encode(table["shard"])
-        self._shards: npt.NDArray[np.int64] = shards.indices.to_numpy().astype(np.int64)
-        self._shard_names: list[str] = shards.dictionary.to_pylist()
+        numbers = {Path(shard.file).name: number for number, shard in enumerate(dataset.shards(split))}
+        self._shard_names = list(numbers)
+        shards, offsets = [], []
+        with ExternalSort(3, 3) as recordings, ExternalSort(3, 3) as patients:  # hash, row
+            for table in dataset.iterate_samples(split, _COLUMNS):
+                complete = table.filter(pc.equal(table["num_valid_samples"], CROP_SAMPLES))
+                rows = np.arange(complete.num_rows) + len(recordings)
+                recordings.add(hash_names(complete["source"], complete["recording"]), rows)
+                patients.add(hash_names(complete["source"], complete["patient"]), rows)
+                offsets.append(complete["offset"].to_numpy() + NPY_HEADER_BYTES)
+                shards.append(_number_shards(complete["shard"], numbers, dataset.path))
+            self.num_crops = len(recordings)
+            if not self.num_crops:
+                raise DatasetError(
+                    f"{dataset.path}: split '{split}' has no complete 10-s crop; build it from more or longer recordings"
+                )
+            self.recording = _number(recordings)
+            self.patient = _number(patients)
+        self._offsets = np.concatenate(offsets)
+        self._shards = np.concatenate(shards)
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
-        """The keys of some crops, as they stand in samples.parquet and in the shards."""
-        keys: list[str] = self._keys.take(pa.array(np.asarray(rows, dtype=np.int64))).to_pylist()
-        return keys
+        """The keys of some crops, as they stand in samples.parquet; read from the shards' tar headers.
+
+        Raises:
+            DatasetError: as :meth:`read`.
+        """
+        names = []
+        header = bytearray(_TAR_NAME_BYTES)
+        for row in np.asarray(rows, dtype=np.int64).tolist():
+            shard = self._open(self._shard_names[self._shards[row]])
+            shard.read(memoryview(header), int(self._offsets[row]) - NPY_HEADER_BYTES - tarfile.BLOCKSIZE)
+            names.append(header.partition(b"\0")[0].decode().removesuffix(".npy"))
+        return names
 
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int16], leads: Sequence[int] = range(len(LEADS))) -> None:
         """Reads crops into memory of the caller's. Several threads may read at once.
@@ -140,13 +159,30 @@ def _runs(leads: Sequence[int]) -> list[tuple[int, int]]:
     return [(leads[start], end - start) for start, end in pairwise([*starts, len(leads)])]
 
 
-def _encode(column: pa.ChunkedArray) -> pa.DictionaryArray:
-    """The distinct values in order of appearance, and the number of each row's."""
-    return column.combine_chunks().dictionary_encode()
+def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: Path) -> npt.NDArray[np.int32]:
+    """The number of each row's shard: int32 [rows]."""
+    encoded = names.combine_chunks().dictionary_encode()
+    unknown = [name for name in encoded.dictionary.to_pylist() if name not in numbers]
+    if unknown:
+        raise DatasetError(f"{dataset}: {SAMPLES_FILE} names {unknown[0]}, which the manifest does not list for this split")
+    own = np.array([numbers[name] for name in encoded.dictionary.to_pylist()], np.int32)
+    shards: npt.NDArray[np.int32] = own[encoded.indices.to_numpy()]
+    return shards
 
 
-def _number(source: pa.ChunkedArray, name: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Numbers things that are unique within their source: int64 [rows], counted from 0 in order of appearance."""
-    full_names = pc.binary_join_element_wise(source, name, "/")
-    numbers: npt.NDArray[np.int64] = _encode(full_names).indices.to_numpy().astype(np.int64)
-    return numbers
+def _number(names: ExternalSort) -> npt.NDArray[np.int64]:
+    """Numbers things in order of appearance.
+
+    Args:
+        names: rows of the hash of a name, in two words, and of where it stands.
+
+    Returns:
+        int64 [rows], counted from 0.
+    """
+    numbers = np.empty(len(names), np.int64)
+    for rows, _, first in names.groups(2):
+        numbers[rows[:, 2].astype(np.int64)] = first[:, 2]
+    # So far the place of each one's first appearance; how many others appeared before is its number.
+    num_before = np.cumsum(numbers == np.arange(len(numbers)))
+    num_before -= 1
+    return num_before[numbers]

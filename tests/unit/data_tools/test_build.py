@@ -268,6 +268,7 @@ def test_a_limit_takes_the_first_recordings(corpus: Path, tmp_path: Path) -> Non
     [
         ({"limit": 0}, "limit must be at least 1"),
         ({"crops_per_shard": 0}, "at least 1 crop"),
+        ({"crops_per_shard": 50_001}, "at most 50000, got 50001"),
         ({"valid_fraction": 1.0}, "fraction must be"),
         ({"valid_fraction": -0.1}, "fraction must be"),
         ({"num_workers": 0}, "workers must be at least 1"),

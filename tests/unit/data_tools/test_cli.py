@@ -1,6 +1,10 @@
+import errno
+import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from dataset_fixtures import write_dataset
@@ -106,6 +110,23 @@ def test_verify_lists_problems_and_fails(tmp_path: Path, capsys: pytest.CaptureF
     status, out, _ = run(capsys, "verify", dataset)
     assert status == 1
     assert "shards/valid-000000.tar: missing" in out.splitlines()
+
+
+@pytest.mark.parametrize("command", ["verify", "info"])
+def test_a_full_disk_for_scratch_files_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def full(folder: Path) -> NoReturn:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    dataset = write_dataset(tmp_path / "data", {"pretrain": 3, "valid": 1})
+    monkeypatch.setattr("data_tools.external_sort._BUFFER_BYTES", 16)
+    monkeypatch.setattr("data_tools.external_sort._scratch_file", full)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    status, _, err = run(capsys, command, dataset)
+    assert status == 2
+    assert err == f"ecg-data: {tmp_path}: the disk is full; free space there, or set TMPDIR to another folder\n"
 
 
 def test_starting_loads_nothing_slow() -> None:

@@ -1,3 +1,4 @@
+import sqlite3
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -60,3 +61,16 @@ def test_no_more_recordings_are_looked_for_than_are_wanted(tmp_path: Path) -> No
     listing = Listing(tmp_path / "listing.sqlite", endless(), limit=3)
     assert len(listing) == 3
     listing.close()
+
+
+def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect = sqlite3.connect
+
+    def connect_small(path: Path) -> sqlite3.Connection:
+        database = connect(path)
+        database.execute("PRAGMA max_page_count = 8")
+        return database
+
+    monkeypatch.setattr(sqlite3, "connect", connect_small)
+    with pytest.raises(OSError, match=r"No space left on device: .*listing\.sqlite"):
+        Listing(tmp_path / "listing.sqlite", (recording(f"R{number}") for number in range(10_000)))

@@ -10,9 +10,8 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from data_tools.leads import LEADS
-from data_tools.plot import DPI, crop_figure, plot_crop
+from data_tools.plot import PIXELS_PER_MM, crop_figure, plot_crop
 
-PIXELS_PER_MM = DPI / 25.4
 METADATA: dict[str, object] = {
     "source": "georgia",
     "recording": "E07500",
@@ -110,7 +109,7 @@ def test_padding_is_shaded_and_not_drawn(signal: NDArray[np.int16], tmp_path: Pa
     assert all(len(np.asarray(line.get_xdata())) == 3000 for line in padded.axes[0].lines[:12])
     pictures = []
     for figure, name in ((whole, "whole.png"), (padded, "padded.png")):
-        figure.savefig(tmp_path / name, dpi=DPI)
+        figure.savefig(tmp_path / name)
         pictures.append(matplotlib.image.imread(tmp_path / name)[..., :3])
     changed = np.flatnonzero((pictures[0] != pictures[1]).any(axis=(0, 2)))
     edge = (10 + 15 + 6 * 25) * PIXELS_PER_MM

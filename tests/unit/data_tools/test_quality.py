@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_tools.quality import ALL_ZERO, FLAT, Quality, assess, first_occurrences, has_nan
+from data_tools.quality import ALL_ZERO, FLAT, Quality, assess, has_nan
 
 ALL = list(range(12))
 
@@ -36,10 +36,3 @@ def test_measures_concern_the_leads_that_are_there() -> None:
     assert assess(crop, [0, 1]) == Quality(num_flat_leads=1, rms_uv=3.54)  # sqrt((9 + 16) / 2)
     assert assess(crop, [0]) == Quality(num_flat_leads=0, rms_uv=3.0)
     assert assess(crop, [1]) == FLAT
-
-
-def test_repeated_signals_point_to_the_first() -> None:
-    hashes = np.array([b"b" * 16, b"a" * 16, b"b" * 16, b"a" * 16, b"b" * 16, b"\0" * 16], dtype="V16")
-    is_first, first = first_occurrences(hashes)
-    assert is_first.tolist() == [True, True, False, False, False, True]
-    assert first.tolist() == [0, 1, 0, 1, 0, 5]

@@ -19,7 +19,7 @@ from scipy.signal import find_peaks
 from data_tools.leads import LEADS
 from data_tools.recording import SAMPLING_RATE
 from data_tools.synthetic import write_cohort
-from data_tools.synthetic.heart import DOWER_LEADS, draw_anatomy, rotation
+from data_tools.synthetic.heart import draw_anatomy, rotation
 from data_tools.synthetic.patients import (
     ATRIAL_FIBRILLATION,
     FIRST_DEGREE_BLOCK,
@@ -37,6 +37,7 @@ from data_tools.synthetic.patients import (
 from data_tools.synthetic.rhythms import BeatKind, Beats, Breathing, sinus_beats, with_premature_beats
 from data_tools.synthetic.signal import fibrillatory_waves, heart_vector, simulate_recording, twelve_leads
 from data_tools.synthetic.wfdb_files import write_recording
+from data_tools.vcg import INDEPENDENT_LEADS
 
 Signal = NDArray[np.int16]
 NUM_PATIENTS = 32
@@ -231,7 +232,7 @@ def test_einthoven_and_goldberger_hold_in_every_recording() -> None:
 def test_twelve_leads_keep_the_independent_ones() -> None:
     independent = np.random.default_rng(0).normal(0, 1, (8, 100))
     signal = twelve_leads(independent)
-    rows = [LEADS.index(lead) for lead in DOWER_LEADS]
+    rows = [LEADS.index(lead) for lead in INDEPENDENT_LEADS]
     np.testing.assert_array_equal(signal[rows], np.rint(independent * 1000))
 
 

@@ -5,10 +5,12 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
 from numpy.typing import NDArray
 
+import data_tools.external_sort
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.data import CropStore
@@ -100,6 +102,29 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Pa
         file.truncate(shard.stat().st_size // 2)
     with pytest.raises(DatasetError, match=r"shards/pretrain-000002\.tar ends at byte \d+, within a crop"):
         read(store, [store.num_crops - 1])
+
+
+def test_a_table_in_many_pieces_is_the_same_to_it(
+    dataset: Dataset, store: CropStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(dataset.path, folder)
+    table = pq.read_table(folder / "samples.parquet")
+    pq.write_table(table, folder / "samples.parquet", row_group_size=4)
+    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 100)
+    pieces = CropStore(Dataset(folder, dataset.manifest), "pretrain")
+    rows = range(store.num_crops)
+    assert pieces.keys(rows) == store.keys(rows)
+    np.testing.assert_array_equal(pieces.recording, store.recording)
+    np.testing.assert_array_equal(pieces.patient, store.patient)
+    np.testing.assert_array_equal(read(pieces, list(rows)), read(store, list(rows)))
+
+
+def test_a_table_that_names_another_shard_is_refused(dataset: Dataset) -> None:
+    shards = tuple(shard for shard in dataset.manifest.shards if not shard.file.endswith("pretrain-000001.tar"))
+    other = Dataset(dataset.path, dataset.manifest.model_copy(update={"shards": shards}))
+    with pytest.raises(DatasetError, match=r"samples\.parquet names pretrain-000001\.tar, which the manifest does not list"):
+        CropStore(other, "pretrain")
 
 
 def test_an_unknown_or_empty_split_is_refused(dataset: Dataset, tmp_path: Path) -> None:
