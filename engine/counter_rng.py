@@ -14,8 +14,8 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-_MULTIPLIER_1 = 0x7FEB352D
-_MULTIPLIER_2 = 0x846CA68B - (1 << 32)
+HASH_MULTIPLIER_1 = 0x7FEB352D
+HASH_MULTIPLIER_2 = 0x846CA68B
 _GOLDEN = 0x9E3779B9
 
 
@@ -27,20 +27,29 @@ class Stream(IntEnum):
     GUMBEL = 3
     NEGATIVES = 4
     SAMPLE_ORDER = 5
+    SPAN_COUNT = 6
+    SPAN_TRIMMING = 7
+    THREE_KG_VIEWS = 8
+    SEGMENT_PAIR = 9
+    POWERLINE = 10
+    ELECTROMYOGRAPHIC_GATE = 11
+    ELECTROMYOGRAPHIC_NOISE = 12
+    BASELINE_WANDER = 13
+    BASELINE_SHIFT = 14
 
 
 def _hash(x: Tensor) -> Tensor:
     """Mixes int32 words; a bijection on 32 bits."""
     # An arithmetic right shift copies the sign bit; the masks make it a logical one.
-    x = (x ^ ((x >> 16) & 0xFFFF)) * _MULTIPLIER_1
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _MULTIPLIER_2
+    x = (x ^ ((x >> 16) & 0xFFFF)) * HASH_MULTIPLIER_1
+    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(HASH_MULTIPLIER_2)
     return x ^ ((x >> 16) & 0xFFFF)
 
 
 def _hash_int(x: int) -> int:
     """The same mixing on a Python integer, for keys: [0, 2**32) -> [0, 2**32)."""
-    x = ((x ^ (x >> 16)) * _MULTIPLIER_1) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * (_MULTIPLIER_2 & 0xFFFFFFFF)) & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * HASH_MULTIPLIER_1) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * HASH_MULTIPLIER_2) & 0xFFFFFFFF
     return x ^ (x >> 16)
 
 
@@ -77,6 +86,33 @@ def key_at(key: int, counter: Tensor) -> Tensor:
     return _hash(_hash(low ^ _signed(key)) + high + _signed(_GOLDEN))
 
 
+def row_keys(key: int | Tensor, rows: Tensor) -> Tensor:
+    """Folds row numbers into a key; what :func:`random_words` needs to draw for those rows.
+
+    Args:
+        key: from :func:`fold_key` or :func:`key_at`.
+        rows: int64 [R], global row numbers or stream positions, not negative.
+
+    Returns:
+        int32 [R] on the device of ``rows``.
+    """
+    low, high = (rows & 0xFFFFFFFF).to(torch.int32), (rows >> 32).to(torch.int32)
+    return _hash(_hash(low ^ (_signed(key) if isinstance(key, int) else key)) + high + _signed(_GOLDEN))
+
+
+def random_words(row_key: Tensor, columns: Tensor) -> Tensor:
+    """Hashes (row key, column) to uniformly distributed 32-bit words.
+
+    Args:
+        row_key: int32 from :func:`row_keys`.
+        columns: int32, of a shape that broadcasts with that of ``row_key``.
+
+    Returns:
+        int32, of the shape that both broadcast to.
+    """
+    return _hash(_hash(columns + row_key) ^ row_key)
+
+
 def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     """Hashes (key, row, column) to uniformly distributed 32-bit words.
 
@@ -88,10 +124,8 @@ def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     Returns:
         int32 [R, K] on the device of ``rows``.
     """
-    low, high = (rows & 0xFFFFFFFF).to(torch.int32), (rows >> 32).to(torch.int32)
-    row_key = _hash(_hash(low ^ (_signed(key) if isinstance(key, int) else key)) + high + _signed(_GOLDEN))
     columns = torch.arange(num_columns, dtype=torch.int32, device=rows.device)
-    return _hash(_hash(columns[None, :] + row_key[:, None]) ^ row_key[:, None])
+    return random_words(row_keys(key, rows)[:, None], columns)
 
 
 def uniform(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
@@ -100,5 +134,10 @@ def uniform(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     Returns:
         float32 [R, K], multiples of 2**-24 from 2**-24 to 1 - 2**-24, so that logarithms are finite.
     """
-    bits = (random_bits(key, rows, num_columns) >> 9) & 0x7FFFFF
+    return to_uniform(random_bits(key, rows, num_columns))
+
+
+def to_uniform(words: Tensor) -> Tensor:
+    """Turns random words into draws from U(0, 1), open at both ends: float32 of the same shape, see :func:`uniform`."""
+    bits = (words >> 9) & 0x7FFFFF
     return (bits.to(torch.float32) + 0.5) * 2.0**-23

@@ -1,6 +1,12 @@
 """The base of every component's options: typed, frozen, and strict about unknown keys."""
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict
+
+# Which two 5-s segments of a crop a pair holds: its "adjacent" halves in order, or the "same" half twice, as two views that
+# are augmented independently. An objective says which; a loader serves it.
+SegmentPair = Literal["adjacent", "same"]
 
 
 class Options(BaseModel):

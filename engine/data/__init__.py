@@ -17,6 +17,7 @@ from engine.data.options import DataOptions, find_leads
 from engine.data.order import SampleOrder
 from engine.data.torch_loader import TorchLoader
 from engine.data.transform import Transform
+from engine.options import SegmentPair
 
 LOADERS: dict[str, type[Loader]] = {"dali": DaliLoader, "torch": TorchLoader}
 
@@ -33,6 +34,7 @@ def make_loader(
     rank: int = 0,
     world_size: int = 1,
     device: torch.device | str = "cpu",
+    pair: SegmentPair = "adjacent",
 ) -> Loader:
     """Makes the loader of a rank.
 
@@ -45,6 +47,7 @@ def make_loader(
         rank: of this process.
         world_size: number of ranks.
         device: of the batches.
+        pair: which two segments of a crop a batch holds.
 
     Returns:
         The loader, at the beginning of the stream.
@@ -52,9 +55,10 @@ def make_loader(
     Raises:
         OptionError: a device that is not there, a loader that is not installed, numbers that do not fit together.
     """
+    device = torch.device(device)
     name = options.loader
     if name == "auto":
-        name = "dali" if is_dali_installed() else "torch"
+        name = best_loader(device)
         _logger.info("data.loader=auto: taking the %s loader", name)
     leads = find_leads(options.leads)
     setup = LoaderSetup(
@@ -64,13 +68,21 @@ def make_loader(
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
-        device=torch.device(device),
+        device=device,
         leads=leads,
-        transform=Transform(make_augmentations(options.augmentations, seed), len(leads)),
+        transform=Transform(make_augmentations(options.augmentations, seed, leads), len(leads), seed=seed, pair=pair),
         prefetch=options.prefetch,
         num_threads=options.num_threads,
     )
     return LOADERS[name](setup)
+
+
+def best_loader(device: torch.device) -> str:
+    """The name of the loader that is fastest for a device: DALI for a GPU, where it is installed, else torch.
+
+    On a CPU the same augmentations take DALI 1.5 to 5 times as long (``benchmarks/results/loader-cpu.json``).
+    """
+    return "dali" if device.type == "cuda" and is_dali_installed() else "torch"
 
 
 __all__ = [
@@ -82,6 +94,7 @@ __all__ = [
     "Loader",
     "LoaderStateError",
     "SampleOrder",
+    "best_loader",
     "find_leads",
     "make_loader",
 ]

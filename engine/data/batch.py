@@ -7,7 +7,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """The crops of one micro-batch on one rank, each as its pair of adjacent 5-s segments.
+    """The crops of one micro-batch on one rank, each as a pair of 5-s segments, see :data:`engine.options.SegmentPair`.
 
     N crops, C leads. All tensors are on the loader's device. They belong to whoever holds them: a loader reuses memory only
     after the last reference to it is gone.

@@ -6,18 +6,21 @@ pass to DALI and from DALI to torch without a copy; on a GPU the raw int16 crops
 and everything after it runs on DALI's stream beside the training step.
 """
 
-import importlib
+import functools
 from collections import deque
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from engine.data.array_ops import dali_module
 from engine.data.batch import Batch
 from engine.data.buffers import UnderWay
 from engine.data.loader import Loader, LoaderSetup
-from engine.data.reader import RawBatch
+from engine.data.reader import RawBatch, RawReader
+from engine.data.transform import NUM_SEGMENTS, Draws, Transform
 from engine.options import OptionError
 
 # Batches under way in the pipeline: one being transformed while another waits for the training step.
@@ -27,7 +30,7 @@ _QUEUE_DEPTH = 2
 def is_dali_installed() -> bool:
     """Whether DALI can be imported here."""
     try:
-        importlib.import_module("nvidia.dali")
+        dali_module()
     except ImportError:
         return False
     return True
@@ -58,7 +61,7 @@ class DaliLoader(Loader):
     def _load(self) -> Batch:
         while True:
             segments = self._run()
-            generation, raw = self._source.fed.popleft()
+            generation, raw, _ = self._source.fed.popleft()
             self._under_way.hold(raw.signals)
             # After a seek, what was in the pipeline before it comes out first.
             if generation == self._source.generation:
@@ -82,18 +85,19 @@ class DaliLoader(Loader):
 
 
 class _Fed(NamedTuple):
-    """A batch in the pipeline, and after which seek it was read."""
+    """A batch in the pipeline with the memory it comes from, and after which seek it was read."""
 
     generation: int
     raw: RawBatch
+    tables: list[npt.NDArray[Any]]
 
 
 class _Source:
     """Feeds the pipeline. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
-        self._setup = setup
-        self._ahead = setup.read_ahead(setup.make_raw_reader())
+        self._pinned = setup.device.type == "cuda"
+        self._ahead = setup.read_ahead(functools.partial(_load, setup.make_raw_reader(), setup.transform))
         self.generation = 0
         self.fed: deque[_Fed] = deque()
 
@@ -104,22 +108,33 @@ class _Source:
     def close(self) -> None:
         self._ahead.close()
 
-    def next_inputs(self) -> tuple[Any, np.ndarray[Any, np.dtype[np.float32]]]:
-        """Raw signals int16 [N, C, 5000] and gain float32 [N, 2, C, 1]; called by DALI in the consumer's thread."""
-        raw = next(self._ahead)
-        gain = self._setup.transform.gain(raw.start, len(raw.rows))
-        self.fed.append(_Fed(self.generation, raw))
-        return _as_tensor_list(raw, pinned=self._setup.device.type == "cuda"), gain.numpy()
+    def next_inputs(self) -> tuple[Any, ...]:
+        """Raw signals int16 [N, C, 5000] and the tables of the draws; called by DALI in the consumer's thread."""
+        raw, tables = next(self._ahead)
+        self.fed.append(_Fed(self.generation, raw, tables))
+        return _as_tensor_list(raw, pinned=self._pinned), *tables
+
+
+def _load(read: RawReader, transform: Transform, start: int) -> tuple[RawBatch, list[npt.NDArray[Any]]]:
+    """Reads a batch and draws for it; runs in a thread."""
+    raw = read(start)
+    return raw, _tables(transform.draw(start, len(raw.rows)))
+
+
+def _tables(draws: Draws) -> list[npt.NDArray[Any]]:
+    """The draws as DALI takes them: contiguous, a row for each crop."""
+    tables: list[npt.NDArray[Any]] = []
+    draws.map(lambda table: tables.append(np.ascontiguousarray(table).reshape(-1, NUM_SEGMENTS, *table.shape[1:])))
+    return tables
 
 
 def _as_tensor_list(raw: RawBatch, *, pinned: bool) -> Any:
-    tensors = importlib.import_module("nvidia.dali.tensors")
-    return tensors.TensorListCPU(raw.signals, is_pinned=pinned)
+    return dali_module(".tensors").TensorListCPU(raw.signals, is_pinned=pinned)
 
 
 def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
     """One definition for CPU and GPU; they differ in where the raw batch is taken first."""
-    dali, fn, types = (importlib.import_module(f"nvidia.dali{name}") for name in ("", ".fn", ".types"))
+    dali, fn, types = (dali_module(name) for name in ("", ".fn", ".types"))
     device = setup.device
     on_gpu = device.type == "cuda"
     index = None
@@ -131,19 +146,24 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
         num_threads=setup.num_threads,
         device_id=index,
         prefetch_queue_depth=_QUEUE_DEPTH,
-        seed=0,  # unused: all randomness is in the gain
+        seed=0,  # unused: all randomness is in the draws
     )
+    example = setup.transform.draw(0, setup.batch_size)
+    tables = _tables(example)
     with pipeline:
-        signals, gain = fn.external_source(
+        signals, *nodes = fn.external_source(
             source=source.next_inputs,
-            num_outputs=2,
+            num_outputs=1 + len(tables),
             batch=True,
             no_copy=True,
-            dtype=[types.INT16, types.FLOAT],
-            ndim=[2, 3],
+            dtype=[types.INT16, *(types.to_dali_type(table.dtype) for table in tables)],
+            ndim=[2, *(table.ndim - 1 for table in tables)],
         )
+        remaining = iter(nodes)
+        draws = example.map(lambda _: next(remaining))
         if on_gpu:
-            signals, gain = signals.gpu(), gain.gpu()
-        pipeline.set_outputs(setup.transform.define_dali(fn, signals, gain))
+            # Where to slice, DALI must know on the CPU.
+            signals, draws = signals.gpu(), draws.map(lambda node: node.gpu())._replace(halves=draws.halves)
+        pipeline.set_outputs(setup.transform.define_dali(signals, draws))
     pipeline.build()
     return pipeline

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
 from engine.data.augmentations import AugmentationOptions
@@ -16,7 +16,7 @@ class DataOptions(Options):
 
     Attributes:
         path: the dataset folder; must be given when a run starts.
-        loader: "auto" takes DALI where it is installed, else torch.
+        loader: "auto" takes DALI on a GPU, where it is installed, and torch on a CPU, where that is faster.
         leads: how many (12, 6, 3, 2 or 1, as in :data:`data_tools.leads.LEAD_COMBINATIONS`) or which by name; the model gets
             that many channels, in canonical order.
         train_split: split to train on.
@@ -46,6 +46,15 @@ class DataOptions(Options):
     def _check_leads(cls, leads: int | list[str]) -> int | list[str]:
         find_leads(leads)
         return leads
+
+    @model_validator(mode="after")
+    def _check_masking(self) -> Self:
+        if self.augmentations.random_lead_masking is not None and len(find_leads(self.leads)) == 1:
+            raise OptionError(
+                "random lead masking needs two leads or more: of a single one it would leave nothing in half of the segments; "
+                "set data.augmentations.random_lead_masking=null"
+            )
+        return self
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:

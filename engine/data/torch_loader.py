@@ -1,4 +1,4 @@
-"""The reference loader: a webdataset pipeline whose stages are plain torch. It runs anywhere, on any device."""
+"""The reference loader: a webdataset pipeline of plain NumPy on the CPU and plain torch elsewhere. It runs anywhere."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -8,9 +8,10 @@ import webdataset
 from torch import Tensor
 
 from engine.data.batch import Batch
-from engine.data.buffers import BufferPool, UnderWay, to_device
+from engine.data.buffers import BufferPool, UnderWay
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch
+from engine.data.transform import Draws
 
 
 class TorchLoader(Loader):
@@ -43,11 +44,11 @@ class TorchLoader(Loader):
 
 
 class _Loaded(NamedTuple):
-    """A batch from the threads: float32 segments on the CPU, or the gain with which the device is to make them."""
+    """A batch from the threads: float32 segments on the CPU, or what is drawn for the device to make them."""
 
     raw: RawBatch
     segments: Tensor | None
-    gain: Tensor
+    draws: Draws
 
 
 class _Stages:
@@ -56,27 +57,25 @@ class _Stages:
     def __init__(self, setup: LoaderSetup) -> None:
         self._device = setup.device
         self._transform = setup.transform
-        self._shape = setup.transform.output_shape(setup.batch_size)
         self._read = setup.make_raw_reader()
-        self._buffers = BufferPool(self._shape, torch.float32)
+        self._buffers = BufferPool(setup.transform.output_shape(setup.batch_size), torch.float32)
         self._under_way = UnderWay(setup.device)
 
     def load(self, start: int) -> _Loaded:
         """Reads a batch and, if it stays on the CPU, transforms it; runs in a thread."""
         raw = self._read(start)
-        gain = self._transform.gain(start, len(raw.rows))
+        draws = self._transform.draw(start, len(raw.rows))
         if self._device.type != "cpu":
-            return _Loaded(raw, None, gain)
-        out = torch.from_numpy(self._buffers.take())
-        return _Loaded(raw, self._transform.apply(torch.from_numpy(raw.signals), gain, out), gain)
+            return _Loaded(raw, None, draws)
+        out = self._buffers.take()
+        self._transform.apply(raw.signals, draws, out)
+        return _Loaded(raw, torch.from_numpy(out), draws)
 
     def move(self, loaded: _Loaded) -> tuple[RawBatch, Tensor]:
         """Brings a batch to the device; runs in the consumer's thread."""
         if loaded.segments is not None:
             return loaded.raw, loaded.segments
         signals = torch.from_numpy(loaded.raw.signals).to(self._device, non_blocking=True)
-        segments = self._transform.apply(
-            signals, to_device(loaded.gain, self._device), torch.empty(self._shape, device=self._device)
-        )
+        segments = self._transform.apply_on_device(signals, loaded.draws)
         self._under_way.hold(loaded.raw.signals)
         return loaded.raw, segments

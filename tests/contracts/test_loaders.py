@@ -16,14 +16,21 @@ import pytest
 import torch
 from dataset_fixtures import crop_signal
 from numpy.typing import NDArray
+from reference_noise import REFERENCES, reference_noise
 
+from data_tools.augmentations import random_lead_masking
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.data import Batch, CropStore, DataOptions, Loader, LoaderStateError, SampleOrder, make_loader
+from engine.data.augmentations import AugmentationOptions, make_augmentations
 from engine.data.dali_loader import is_dali_installed
+from engine.data.transform import Draws, Transform
+from engine.options import SegmentPair
 
 SEED = 5
 MASKED: dict[str, Any] = {"random_lead_masking": {"p": 0.5}}
+NOISES: dict[str, Any] = {name: {} for name in REFERENCES}
+EVERYTHING: dict[str, Any] = {**NOISES, **MASKED}
 PLAIN: dict[str, Any] = {"augmentations": {}}
 
 
@@ -38,6 +45,7 @@ def make(
     device: str = "cpu",
     seed: int = SEED,
     block_size: int = 4,
+    pair: SegmentPair = "adjacent",
     **options: Any,
 ) -> Loader:
     store = CropStore(dataset, split)
@@ -50,6 +58,7 @@ def make(
         rank=rank,
         world_size=world_size,
         device=device,
+        pair=pair,
     )
 
 
@@ -64,6 +73,12 @@ def join(batches: list[Batch]) -> Batch:
 def assert_same(one: Batch, other: Batch) -> None:
     for field in fields(Batch):
         assert torch.equal(getattr(one, field.name), getattr(other, field.name)), f"{field.name} differs"
+
+
+def draw(augmentations: dict[str, Any], num_crops: int) -> Draws:
+    """What is drawn from the beginning of the stream, for 12 leads."""
+    chosen = make_augmentations(AugmentationOptions.model_validate(augmentations), SEED, range(12))
+    return Transform(chosen, 12, seed=SEED).draw(0, num_crops)
 
 
 def expected_segments(store: CropStore, rows: list[int]) -> NDArray[np.float64]:
@@ -136,14 +151,48 @@ class LoaderContract:
         second = {int(row): zeros for row, zeros in zip(again.row[72:], (again.segments[72:] == 0).all(-1), strict=True)}
         assert np.mean([torch.equal(first[row], zeros) for row, zeros in second.items()]) < 0.01
 
+    @pytest.mark.parametrize("augmentations", [*({name: {}} for name in NOISES), EVERYTHING], ids="+".join)
+    def test_noise_is_that_of_the_specification(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:
+        plain = self.read(dataset, 3, **PLAIN).segments.double().numpy()
+        for name in NOISES.keys() & augmentations.keys():
+            plain += reference_noise(name, draw({name: {}}, 18).noises[0]).reshape(plain.shape)
+        kept = draw(augmentations, 18).gain.reshape(18, 2, 12) != 0
+        segments = self.read(dataset, 3, augmentations=augmentations).segments.numpy()
+        np.testing.assert_allclose(segments, random_lead_masking(plain, kept), rtol=0, atol=1e-5)
+        assert np.array_equal((segments == 0).all(axis=-1), ~kept)
+
+    @pytest.mark.parametrize("pair", ["adjacent", "same"])
+    def test_resuming_repeats_the_noise_also_with_other_ranks_and_batches(self, dataset: Dataset, pair: SegmentPair) -> None:
+        whole = self.read(dataset, 5, augmentations=EVERYTHING, pair=pair)
+        by_rank = []
+        for rank in range(2):
+            with self.make(dataset, batch_size=2, rank=rank, world_size=2, augmentations=EVERYTHING, pair=pair) as loader:
+                loader.seek(10)
+                by_rank.append(take(loader, 5))
+        joined = join([batches[number] for number in range(5) for batches in by_rank])
+        assert_same(joined, Batch(*(getattr(whole, field.name)[10:30] for field in fields(Batch))))
+
+    def test_a_pair_of_the_same_segment_is_two_views_of_it(self, dataset: Dataset) -> None:
+        adjacent, same = self.read(dataset, 6, **PLAIN), self.read(dataset, 6, pair="same", **PLAIN)
+        for name in ("recording", "patient", "row", "position"):
+            assert torch.equal(getattr(adjacent, name), getattr(same, name))
+        assert same.segments.shape == adjacent.segments.shape
+        assert torch.equal(same.segments[:, 0], same.segments[:, 1])
+        is_second = (same.segments[:, 0] == adjacent.segments[:, 1]).all(dim=(-1, -2))
+        assert torch.equal(same.segments[:, 0], adjacent.segments[torch.arange(36), is_second.long()])
+        assert 8 < is_second.sum() < 28
+        masked = (self.read(dataset, 6, pair="same").segments == 0).all(dim=-1)
+        assert 0.3 < (masked[:, 0] == masked[:, 1]).float().mean() < 0.7
+
     @pytest.mark.parametrize("leads", [6, 3, 1, ["V6", "aVR"]])
     def test_fewer_leads_are_those_channels_in_canonical_order(self, dataset: Dataset, leads: int | list[str]) -> None:
         rows = {6: range(6), 3: (0, 1, 7), 1: (0,)}.get(leads, (3, 11)) if isinstance(leads, int) else (3, 11)
         full, fewer = self.read(dataset, 3, **PLAIN), self.read(dataset, 3, leads=leads, **PLAIN)
         assert torch.equal(fewer.segments, full.segments[:, :, list(rows)])
-        masked = self.read(dataset, 3, leads=leads)
-        assert masked.segments.shape == fewer.segments.shape
-        assert 0 < (masked.segments == 0).all(-1).sum() < masked.segments[..., 0].numel()
+        if len(list(rows)) > 1:
+            masked = self.read(dataset, 3, leads=leads)
+            assert masked.segments.shape == fewer.segments.shape
+            assert 0 < (masked.segments == 0).all(-1).sum() < masked.segments[..., 0].numel()
 
     @pytest.mark.parametrize("num_before", [0, 1, 7, 13])
     def test_resuming_is_exact_also_with_other_ranks_and_batches(self, dataset: Dataset, num_before: int) -> None:
@@ -308,3 +357,23 @@ class TestDaliLoaderOnGpu(LoaderContract):
 def test_both_loaders_give_the_same_batches(dataset: Dataset, leads: int | list[str], augmentations: dict[str, Any]) -> None:
     one, other = (join(take(make(name, dataset, leads=leads, augmentations=augmentations), 15)) for name in ("torch", "dali"))
     assert_same(one, other)
+
+
+@needs_dali
+@pytest.mark.parametrize("leads", [12, 6, 3, 2, 1, ["aVF"], ["III", "V2"], ["V1", "V2", "V3"]], ids=str)
+@pytest.mark.parametrize("consistent", [True, False])
+def test_both_loaders_add_the_same_noise(dataset: Dataset, leads: int | list[str], consistent: bool) -> None:
+    by_sinusoids = {"p": 0.7, "consistent_limb_leads": consistent}
+    augmentations = {
+        "powerline": {**by_sinusoids, "num_harmonics": 2, "frequencies_hz": [50, 60]},
+        "electromyographic": by_sinusoids,
+        "baseline_wander": by_sinusoids,
+        "baseline_shift": {"p": 0.7},
+        **({} if leads in (1, ["aVF"]) else MASKED),
+    }
+    pair: SegmentPair = "same" if consistent else "adjacent"
+    one, other = (
+        join(take(make(name, dataset, leads=leads, augmentations=augmentations, pair=pair), 3)) for name in ("torch", "dali")
+    )
+    torch.testing.assert_close(one.segments, other.segments, rtol=0, atol=1e-5)
+    assert torch.equal(one.segments == 0, other.segments == 0)

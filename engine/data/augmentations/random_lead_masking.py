@@ -6,43 +6,40 @@ itself with probability p = 0.5, here in each of the two segments of a pair. All
 official implementation.
 """
 
-from typing import Annotated
+from collections.abc import Sequence
 
-import torch
-from pydantic import Field
-from torch import Tensor
+import numpy as np
 
-from engine.counter_rng import Stream, fold_key, uniform
-from engine.options import Options
+from data_tools.augmentations import LEAD_MASKING_PROBABILITY
+from engine.counter_rng import Stream, fold_key
+from engine.data.augmentations.base import AugmentationChoice, Floats, LeadFactor, Positions, Probability, draw_words
 
 
-class RandomLeadMaskingOptions(Options):
+class RandomLeadMaskingOptions(AugmentationChoice):
     """``p`` is the probability with which a lead of a segment is masked."""
 
-    p: Annotated[float, Field(ge=0, le=1)] = 0.5
+    p: Probability = LEAD_MASKING_PROBABILITY
+
+    def make(self, seed: int, leads: Sequence[int]) -> "RandomLeadMasking":
+        """Makes the augmentation."""
+        return RandomLeadMasking(self, seed, leads)
 
 
-class RandomLeadMasking:
+class RandomLeadMasking(LeadFactor):
     """The augmentation as a factor for each lead of each segment.
 
     Args:
         options: of the augmentation.
         seed: of the run.
+        leads: of the run; how many matters.
     """
 
-    def __init__(self, options: RandomLeadMaskingOptions, seed: int) -> None:
+    def __init__(self, options: RandomLeadMaskingOptions, seed: int, leads: Sequence[int]) -> None:
         self._p = options.p
+        self._num_leads = len(leads)
         self._key = fold_key([seed, Stream.RANDOM_LEAD_MASKING])
 
-    def gain(self, positions: Tensor, num_leads: int) -> Tensor:
-        """Draws which leads are kept, a pure function of the seed and the positions in the stream.
-
-        Args:
-            positions: int64 [N].
-            num_leads: C.
-
-        Returns:
-            float32 [N, 2, C]: 1 for a lead that is kept, 0 for one that is masked.
-        """
-        draws = uniform(self._key, positions, 2 * num_leads)
-        return (draws >= self._p).to(torch.float32).view(len(positions), 2, num_leads)
+    def gain(self, positions: Positions) -> Floats:
+        """Draws which leads are kept: float32 [N, 2, C], 1 for a lead that is kept, 0 for one that is masked."""
+        _, uniform = draw_words(self._key, positions, 2 * self._num_leads)
+        return (uniform >= self._p).astype(np.float32).reshape(-1, 2, self._num_leads)

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 import pytest
 import torch
 
-from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
+from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, best_loader, make_loader
 from engine.options import OptionError
 
 
@@ -34,22 +34,21 @@ def test_every_loader_of_the_table_can_be_configured_and_knows_its_name() -> Non
     assert all(LOADERS[name].name == name for name in LOADERS)
 
 
-def test_auto_takes_dali_where_it_is_installed_and_says_so(
-    store: CropStore, order: SampleOrder, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_best_loader_is_dali_on_a_gpu_and_torch_on_a_cpu() -> None:
     pytest.importorskip("nvidia.dali")
-    with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
-        assert loader.name == "dali"
-    assert "dali" in caplog.text
+    assert best_loader(torch.device("cuda", 0)) == "dali"
+    assert best_loader(torch.device("cpu")) == "torch"
 
 
-def test_auto_takes_torch_elsewhere_and_says_so(
-    store: CropStore, order: SampleOrder, caplog: pytest.LogCaptureFixture, no_dali: None
-) -> None:
+def test_the_best_loader_without_dali_is_torch(no_dali: None) -> None:
+    assert best_loader(torch.device("cuda")) == "torch"
+
+
+def test_auto_takes_the_best_loader_and_says_so(store: CropStore, order: SampleOrder, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, seed=1, batch_size=2) as loader:
-        assert loader.name == "torch"
+        assert loader.name == best_loader(torch.device("cpu"))
         assert len(next(loader)) == 2
-    assert "torch" in caplog.text
+    assert f"auto: taking the {best_loader(torch.device('cpu'))} loader" in caplog.text
 
 
 def test_dali_asked_for_but_not_installed_is_one_clear_line(store: CropStore, order: SampleOrder, no_dali: None) -> None:

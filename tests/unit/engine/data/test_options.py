@@ -5,7 +5,16 @@ from pydantic import ValidationError
 
 from data_tools.leads import LEAD_COMBINATIONS, LEADS
 from engine.data import DataOptions, find_leads
-from engine.data.augmentations import AUGMENTATIONS, AugmentationOptions, RandomLeadMaskingOptions, make_augmentations
+from engine.data.augmentations import (
+    AugmentationOptions,
+    BaselineShiftOptions,
+    BaselineWanderOptions,
+    ElectromyographicOptions,
+    PowerlineOptions,
+    RandomLeadMaskingOptions,
+    make_augmentations,
+)
+from engine.data.augmentations.base import AugmentationChoice, LeadFactor
 from engine.options import OptionError
 
 
@@ -29,19 +38,40 @@ def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
         DataOptions(leads=leads)
 
 
-def test_the_augmentations_of_the_options_are_those_of_the_table_and_masking_is_last() -> None:
-    assert list(AugmentationOptions.model_fields) == list(AUGMENTATIONS)
-    assert list(AUGMENTATIONS)[-1] == "random_lead_masking"
+def test_every_field_is_an_augmentation_and_masking_is_applied_last() -> None:
+    everything = AugmentationOptions.model_validate({name: {} for name in AugmentationOptions.model_fields})
+    chosen = [getattr(everything, name) for name in AugmentationOptions.model_fields]
+    assert all(isinstance(options, AugmentationChoice) for options in chosen)
+    made = make_augmentations(everything, 1, range(12))
+    assert [type(augmentation).__name__ for augmentation in made] == [
+        "Powerline", "Electromyographic", "BaselineWander", "BaselineShift", "RandomLeadMasking"
+    ]  # fmt: skip
+    assert [isinstance(augmentation, LeadFactor) for augmentation in made] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(("named", "number"), [({}, 0), ({"random_lead_masking": None}, 0), ({"random_lead_masking": {}}, 1)])
 def test_augmentations_that_are_named_are_on(named: dict[str, dict[str, float] | None], number: int) -> None:
-    assert len(make_augmentations(AugmentationOptions.model_validate(named), seed=1)) == number
+    assert len(make_augmentations(AugmentationOptions.model_validate(named), 1, range(12))) == number
 
 
 def test_the_defaults_are_the_paper_s() -> None:
     assert RandomLeadMaskingOptions() == RandomLeadMaskingOptions(p=0.5)
+    assert PowerlineOptions() == PowerlineOptions(p=1, amplitude_mv=(0, 0.5), frequencies_hz=(50,), num_harmonics=1)
+    assert ElectromyographicOptions() == ElectromyographicOptions(p=1, amplitude_mv=(0, 0.5))
+    assert BaselineWanderOptions() == BaselineWanderOptions(
+        p=1, num_components=3, amplitude_mv=(0, 0.5), frequency_step_hz=(0.01, 0.2), scale_mean=1, scale_std=0.5
+    )
+    assert BaselineShiftOptions() == BaselineShiftOptions(p=1, offset_mv=(-0.5, 0.5), span=(0, 1))
+    for options in (PowerlineOptions(), ElectromyographicOptions(), BaselineWanderOptions()):
+        assert options.consistent_limb_leads
     assert DataOptions().leads == 12
+
+
+@pytest.mark.parametrize("leads", [1, ["aVF"]])
+def test_masking_a_single_lead_is_refused_with_the_reason(leads: int | list[str]) -> None:
+    with pytest.raises(ValidationError, match=r"needs two leads or more.*random_lead_masking=null"):
+        DataOptions.model_validate({"leads": leads, "augmentations": {"random_lead_masking": {}}})
+    DataOptions.model_validate({"leads": leads, "augmentations": {"powerline": {}}})
 
 
 def test_unknown_keys_are_refused() -> None:

@@ -1,36 +1,124 @@
-"""From stored crops to segments in mV, in torch; the loaders' contract compares DALI with it."""
+"""From stored crops to segments in mV, in NumPy and torch; the loaders' contract compares DALI with them."""
 
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
 import torch
+from numpy.typing import NDArray
+from reference_noise import REFERENCES, reference_noise
 
-from engine.data.augmentations import RandomLeadMasking, RandomLeadMaskingOptions
-from engine.data.transform import Transform
+from data_tools.augmentations import random_lead_masking
+from engine.data.augmentations import AugmentationOptions, make_augmentations
+from engine.data.transform import Draws, Transform
+from engine.options import SegmentPair
+
+SEED = 4
+NOISES: dict[str, dict[str, Any]] = {name: {} for name in REFERENCES}
+EVERYTHING = {**NOISES, "random_lead_masking": {"p": 0.5}}
 
 
-def apply(transform: Transform, signals: torch.Tensor, start: int) -> torch.Tensor:
-    out = torch.full(transform.output_shape(len(signals)), torch.nan)
-    return transform.apply(signals, transform.gain(start, len(signals)), out)
+def make(augmentations: dict[str, Any], leads: Sequence[int] = range(12), pair: SegmentPair = "adjacent") -> Transform:
+    options = AugmentationOptions.model_validate(augmentations)
+    return Transform(make_augmentations(options, SEED, leads), len(leads), seed=SEED, pair=pair)
 
 
-def make_signals(num_leads: int = 12) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(-(2**15), 2**15, (4, num_leads, 5000), dtype=torch.int16, generator=generator)
+def apply(transform: Transform, signals: NDArray[np.int16], start: int) -> NDArray[np.float32]:
+    """By NumPy, compared with torch."""
+    out = np.full(transform.output_shape(len(signals)), np.nan, np.float32)
+    draws = transform.draw(start, len(signals))
+    transform.apply(signals, draws, out)
+    by_torch = transform.apply_on_device(torch.from_numpy(signals), draws)
+    assert by_torch.dtype == torch.float32
+    assert by_torch.is_contiguous()
+    np.testing.assert_allclose(by_torch.numpy(), out, rtol=1e-6, atol=2e-6)
+    assert np.array_equal(by_torch.numpy() == 0, out == 0)
+    return out
+
+
+def make_signals(num_leads: int = 12, num_crops: int = 4) -> NDArray[np.int16]:
+    return np.random.default_rng(1).integers(-(2**15), 2**15, (num_crops, num_leads, 5000)).astype(np.int16)
 
 
 def test_segments_are_the_two_halves_in_millivolts() -> None:
     signals = make_signals()
-    segments = apply(Transform([], 12), signals, 0)
+    segments = apply(make({}), signals, 0)
     assert segments.shape == (4, 2, 12, 2500)
-    assert segments.dtype == torch.float32
-    assert segments.is_contiguous()
-    torch.testing.assert_close(segments[:, 0].double(), signals[:, :, :2500].double() / 1000, rtol=1e-6, atol=0)
-    torch.testing.assert_close(segments[:, 1].double(), signals[:, :, 2500:].double() / 1000, rtol=1e-6, atol=0)
+    np.testing.assert_allclose(segments[:, 0], signals[:, :, :2500] / 1000, rtol=1e-6)
+    np.testing.assert_allclose(segments[:, 1], signals[:, :, 2500:] / 1000, rtol=1e-6)
 
 
 def test_masked_leads_are_exactly_zero_and_the_others_untouched() -> None:
     signals = make_signals(3)
-    masking = RandomLeadMasking(RandomLeadMaskingOptions(p=0.5), seed=4)
-    plain, masked = apply(Transform([], 3), signals, 17), apply(Transform([masking], 3), signals, 17)
-    keep = masking.gain(torch.arange(17, 21), 3).bool()
-    assert 0 < keep.sum() < keep.numel()
-    assert torch.equal(masked[keep], plain[keep])
+    masking = {"random_lead_masking": {"p": 0.5}}
+    plain, masked = apply(make({}, range(3)), signals, 17), apply(make(masking, range(3)), signals, 17)
+    keep = make(masking, range(3)).draw(17, 4).gain.reshape(4, 2, 3) != 0
+    assert 0 < keep.sum() < keep.size
+    assert np.array_equal(masked[keep], plain[keep])
     assert not masked[~keep].any()
+
+
+@pytest.mark.parametrize("augmentations", [{name: {}} for name in NOISES] + [EVERYTHING], ids="+".join)
+def test_noise_is_added_in_millivolts_and_then_leads_are_masked(augmentations: dict[str, Any]) -> None:
+    """Against the float64 specification."""
+    signals, start = make_signals(), 1234
+    expected = signals.reshape(4, 12, 2, 2500).swapaxes(1, 2) / 1000.0
+    for name in augmentations.keys() & NOISES.keys():
+        expected = expected + reference_noise(name, make({name: {}}).draw(start, 4).noises[0]).reshape(expected.shape)
+    kept = make(augmentations).draw(start, 4).gain.reshape(4, 2, 12) != 0
+    assert kept.all() == ("random_lead_masking" not in augmentations)
+    segments = apply(make(augmentations), signals, start)
+    np.testing.assert_allclose(segments, random_lead_masking(expected, kept), rtol=1e-6, atol=1e-5)
+    assert np.array_equal((segments == 0).all(axis=-1), ~kept)
+
+
+@pytest.mark.parametrize("leads", [[0], [5], [0, 1], [0, 1, 7], [2, 4, 10]], ids=str)
+def test_fewer_leads_have_noise_too(leads: list[int]) -> None:
+    signals = make_signals(len(leads), 100)
+    quiet, noisy = apply(make({}, leads), signals, 0), apply(make(NOISES, leads), signals, 0)
+    rms = np.sqrt(((noisy - quiet).astype(np.float64) ** 2).mean(axis=(0, 1, 3)))
+    assert (np.abs(rms - 0.8) < 0.5).all()
+
+
+def test_the_same_half_twice_is_chosen_by_the_position_and_augmented_independently() -> None:
+    signals = make_signals(num_crops=100)
+    halves = signals.reshape(100, 12, 2, 2500).swapaxes(1, 2) / 1000.0
+    transform = make({}, pair="same")
+    segments = apply(transform, signals, 50)
+    assert np.array_equal(segments[:, 0], segments[:, 1])
+    is_second = np.isclose(segments[:, 0], halves[:, 1]).all(axis=(1, 2))
+    assert (is_second | np.isclose(segments[:, 0], halves[:, 0]).all(axis=(1, 2))).all()
+    assert abs(is_second.mean() - 0.5) < 0.25
+    assert np.array_equal(apply(transform, signals[90:], 140), segments[90:])
+    few = signals[:20]
+    quiet, views = apply(transform, few, 50), apply(make(EVERYTHING, pair="same"), few, 50)
+    adjacent = apply(make(EVERYTHING), few, 50)
+    kept = (views != 0).any(axis=-1)
+    assert np.array_equal(kept, (adjacent != 0).any(axis=-1))
+    assert 0.3 < (kept[:, 0] == kept[:, 1]).mean() < 0.7
+    noise, both = views - quiet, kept[:, 0] & kept[:, 1]
+    assert (np.abs(noise[:, 0] - noise[:, 1])[both].max(axis=-1) > 0.1).all()
+
+
+@pytest.mark.parametrize("pair", ["adjacent", "same"])
+def test_a_crop_has_the_same_draws_in_whatever_batch_it_comes(pair: SegmentPair) -> None:
+    transform = make(EVERYTHING, pair=pair)
+    whole: list[Any] = []
+    part: list[Any] = []
+    transform.draw(30, 20).map(whole.append)
+    transform.draw(37, 5).map(part.append)
+    assert all(np.array_equal(table[14:24], own) for table, own in zip(whole, part, strict=True))
+
+
+def test_map_keeps_the_structure_and_the_order() -> None:
+    draws = make(EVERYTHING, pair="same").draw(3, 2)
+    tables: list[Any] = []
+    draws.map(tables.append)
+    again = iter(tables)
+    copy = draws.map(lambda _: next(again))
+    assert isinstance(copy, Draws)
+    assert copy.halves is draws.halves
+    assert copy.gain is draws.gain
+    assert all(one.weights is other.weights for one, other in zip(copy.noises, draws.noises, strict=True))
+    assert make(EVERYTHING).draw(3, 2).halves is None

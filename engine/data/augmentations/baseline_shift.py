@@ -1,0 +1,73 @@
+"""Baseline shift: the baseline jumps, and later jumps back, as when an electrode moves.
+
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = n for t_start <= t <= t_end, else 0, with
+n ~ U(-0.5, 0.5) mV and [t_start, t_end] "a randomly sampled span": here its length is drawn uniformly as a fraction of the
+segment, and its place uniformly among those where it fits. Offset and span are drawn for each lead; limb leads are not kept
+consistent, as in the official implementation, because a shift is that of a single electrode's contact.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy as np
+from pydantic import AfterValidator
+
+from data_tools.augmentations import SHIFT_OFFSET_MV, SHIFT_SPAN
+from data_tools.recording import SEGMENT_SAMPLES
+from engine.counter_rng import Stream, fold_key
+from engine.data.array_ops import Array, ArrayOps
+from engine.data.augmentations.base import (
+    AugmentationChoice,
+    Noise,
+    NoiseDraws,
+    Positions,
+    Probability,
+    Range,
+    check_order,
+    draw_between,
+    draw_words,
+    hits,
+)
+
+
+class BaselineShiftOptions(AugmentationChoice):
+    """Options of baseline shift.
+
+    Attributes:
+        p: probability that a segment has any.
+        offset_mv: range of n.
+        span: range of the span's length, as a fraction of the segment.
+    """
+
+    p: Probability = 1.0
+    offset_mv: Range = SHIFT_OFFSET_MV
+    span: Annotated[tuple[Probability, Probability], AfterValidator(check_order)] = SHIFT_SPAN
+
+    def make(self, seed: int, leads: Sequence[int]) -> "BaselineShift":
+        """Makes the augmentation."""
+        return BaselineShift(self, seed, leads)
+
+
+class BaselineShift(Noise):
+    """The noise; one wave, for each lead a step of height 1."""
+
+    def __init__(self, options: BaselineShiftOptions, seed: int, leads: Sequence[int]) -> None:
+        self._options = options
+        self._key = fold_key([seed, Stream.BASELINE_SHIFT])
+        self._num_leads = len(leads)
+
+    def draw(self, segments: Positions) -> NoiseDraws:
+        """Draws offsets and spans; the details are first samples and ends of the spans, words [S, 1, C, 1] each."""
+        _, uniform = draw_words(self._key, segments, 1 + 3 * self._num_leads)
+        draws = uniform[:, 1:].reshape(-1, 1, 3, self._num_leads, 1)
+        offset, (length, start) = draws[:, :, 0], draws[:, :, 1:].astype(np.float64).transpose(2, 0, 1, 3, 4)
+        weights = draw_between(self._options.offset_mv, offset) * hits(self._options.p, uniform[:, 0])
+        num_samples = np.rint(draw_between(self._options.span, length) * SEGMENT_SAMPLES)
+        first = np.floor(start * (SEGMENT_SAMPLES - num_samples + 1))
+        return NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))
+
+    def waves(self, ops: ArrayOps, *details: Array) -> Array:
+        """The steps, [S, 1, C, T]."""
+        first, end = details
+        sample = ops.counting((1, 1, 1, SEGMENT_SAMPLES), first)
+        return ops.to_float((sample >= first) & (sample < end))

@@ -1,0 +1,100 @@
+"""Baseline wander: the slow drift of the baseline with breathing and movement.
+
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = C times the sum over k = 1..K of
+a_k cos(2 pi t k df + phi_k) with K = 3, C ~ N(1, 0.5**2), a_k ~ U(0, 0.5) mV, df ~ U(0.01, 0.2) Hz, phi_k ~ U(0, 2 pi). As in
+the official implementation a segment has one course, which each lead scales by a C of its own; there each component has a
+frequency of its own, here the multiples of df that the equation says.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+from scipy.special import ndtri
+
+from data_tools.augmentations import (
+    NOISE_AMPLITUDE_MV,
+    NUM_WANDER_COMPONENTS,
+    WANDER_FREQUENCY_STEP_HZ,
+    WANDER_SCALE_MEAN,
+    WANDER_SCALE_STD,
+)
+from engine.counter_rng import Stream, fold_key
+from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
+from engine.data.augmentations.base import (
+    AugmentationChoice,
+    Noise,
+    NoiseDraws,
+    NotNegative,
+    NotNegativeRange,
+    Positions,
+    Probability,
+    draw_between,
+    draw_words,
+    hits,
+)
+from engine.data.augmentations.noise_leads import NoiseLeads
+from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+
+
+class BaselineWanderOptions(AugmentationChoice):
+    """Options of baseline wander.
+
+    Attributes:
+        p: probability that a segment has any.
+        num_components: K.
+        amplitude_mv: range of a_k.
+        frequency_step_hz: range of df.
+        scale_mean: of C, which is normal.
+        scale_std: of C.
+        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
+    """
+
+    p: Probability = 1.0
+    num_components: Annotated[int, Field(gt=0)] = NUM_WANDER_COMPONENTS
+    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
+    frequency_step_hz: NotNegativeRange = WANDER_FREQUENCY_STEP_HZ
+    scale_mean: float = WANDER_SCALE_MEAN
+    scale_std: NotNegative = WANDER_SCALE_STD
+    consistent_limb_leads: bool = True
+
+    @model_validator(mode="after")
+    def _check_components(self) -> Self:
+        check_harmonics("num_components", self.num_components, self.frequency_step_hz[1])
+        return self
+
+    def make(self, seed: int, leads: Sequence[int]) -> "BaselineWander":
+        """Makes the augmentation."""
+        return BaselineWander(self, seed, leads)
+
+
+class BaselineWander(Noise):
+    """The noise; one wave, the sum over the components, that all leads share."""
+
+    def __init__(self, options: BaselineWanderOptions, seed: int, leads: Sequence[int]) -> None:
+        self._options = options
+        self._key = fold_key([seed, Stream.BASELINE_WANDER])
+        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
+
+    def draw(self, segments: Positions) -> NoiseDraws:
+        """Draws C for each lead and the components of the course.
+
+        The details are amplitudes float32, increments and first phases, words, [S, K, 1, 1] each.
+        """
+        options, num_components = self._options, self._options.num_components
+        words, uniform = draw_words(self._key, segments, 2 + 2 * num_components + self._leads.num_sources)
+        columns = np.split(np.arange(words.shape[1]), [2, 2 + num_components, 2 + 2 * num_components])
+        _, of_amplitude, of_phase, of_scale = columns
+        scale = ndtri(uniform[:, of_scale].astype(np.float64)) * options.scale_std + options.scale_mean
+        weights = self._leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * hits(options.p, uniform[:, 0])
+        step = draw_between(options.frequency_step_hz, uniform[:, 1].astype(np.float64))
+        amplitude = draw_between(options.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
+        phase = words[:, of_phase][..., None, None]
+        return NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
+
+    def waves(self, ops: ArrayOps, *details: Array) -> Array:
+        """The course of the baseline, [S, 1, 1, T]."""
+        amplitude, increment, phase = details
+        components = cosines(ops, increment, phase) * amplitude
+        return sum((components[:, k : k + 1] for k in range(1, self._options.num_components)), components[:, 0:1])

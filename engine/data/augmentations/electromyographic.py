@@ -1,0 +1,98 @@
+"""Electromyographic noise: the muscles' high-frequency noise.
+
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. As the index
+says, an amplitude is drawn for each sample; it is that of all leads, and a normal number is drawn for each sample of each
+lead. The official implementation draws an amplitude for each lead and keeps it throughout the segment.
+
+All of these are hashes of (seed, segment, row, sample), computed where the segment is. A 32-bit word gives two normal numbers
+by the Box-Muller transform: its upper half the radius, in steps of 2**-16 of probability and so at most 4.9, its lower half
+the angle.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from data_tools.augmentations import NOISE_AMPLITUDE_MV
+from data_tools.recording import SEGMENT_SAMPLES
+from engine.counter_rng import HASH_MULTIPLIER_1, HASH_MULTIPLIER_2, Stream, fold_key, row_keys
+from engine.data.array_ops import Array, ArrayOps
+from engine.data.augmentations.base import (
+    AugmentationChoice,
+    Noise,
+    NoiseDraws,
+    NotNegativeRange,
+    Positions,
+    Probability,
+    draw_words,
+    hits,
+)
+from engine.data.augmentations.noise_leads import NoiseLeads
+
+
+class ElectromyographicOptions(AugmentationChoice):
+    """Options of electromyographic noise.
+
+    Attributes:
+        p: probability that a segment has any.
+        amplitude_mv: range of a_t.
+        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
+    """
+
+    p: Probability = 1.0
+    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
+    consistent_limb_leads: bool = True
+
+    def make(self, seed: int, leads: Sequence[int]) -> "Electromyographic":
+        """Makes the augmentation."""
+        return Electromyographic(self, seed, leads)
+
+
+class Electromyographic(Noise):
+    """The noise; one wave, with a row for each lead.
+
+    Q sources of noise need P = Q / 2 rows of words, rounded up: their cosines are the first P sources, their sines the
+    others. One more row gives the amplitudes.
+    """
+
+    def __init__(self, options: ElectromyographicOptions, seed: int, leads: Sequence[int]) -> None:
+        self._options = options
+        self._gate_key = fold_key([seed, Stream.ELECTROMYOGRAPHIC_GATE])
+        self._noise_key = fold_key([seed, Stream.ELECTROMYOGRAPHIC_NOISE])
+        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
+        self._num_leads = len(leads)
+        self._num_pairs = (self._leads.num_sources + 1) // 2
+
+    def draw(self, segments: Positions) -> NoiseDraws:
+        """Draws which segments have noise; the detail is the key of a segment's words, a word [S, 1, 1, 1]."""
+        _, uniform = draw_words(self._gate_key, segments, 1)
+        weights = hits(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
+        keys = row_keys(self._noise_key, torch.from_numpy(segments)).numpy().view(np.uint32)
+        return NoiseDraws(weights, (keys[:, None, None, None],))
+
+    def waves(self, ops: ArrayOps, *details: Array) -> Array:
+        """The noise, [S, 1, C, T] mV."""
+        (key,) = details
+        num_pairs, num_sources = self._num_pairs, self._leads.num_sources
+        words = _random_words(ops, key, ops.counting((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))
+        pairs, last = words[:, :, 0:num_pairs], words[:, :, num_pairs : num_pairs + 1]
+        low, high = self._options.amplitude_mv
+        amplitude = (ops.to_float(ops.shift_right(last, 9)) + 0.5) * ((high - low) * 2.0**-23) + low
+        upper = (ops.to_float(ops.shift_right(pairs, 16)) + 0.5) * 2.0**-16
+        radius = ops.sqrt(ops.log(upper) * -2.0) * amplitude
+        angle = ops.to_float(pairs & ops.word(0xFFFF)) * (2 * math.pi * 2.0**-16)
+        sources = ops.concat([ops.cos(angle) * radius, ops.sin(angle) * radius], 2)
+        return self._leads.mix(ops, sources[:, :, 0:num_sources])
+
+
+def _random_words(ops: ArrayOps, row_key: Array, columns: Array) -> Array:
+    """:func:`engine.counter_rng.random_words` on any kind of array."""
+    return _hash(ops, _hash(ops, columns + row_key) ^ row_key)
+
+
+def _hash(ops: ArrayOps, x: Array) -> Array:
+    x = (x ^ ops.shift_right(x, 16)) * ops.word(HASH_MULTIPLIER_1)
+    x = (x ^ ops.shift_right(x, 15)) * ops.word(HASH_MULTIPLIER_2)
+    return x ^ ops.shift_right(x, 16)

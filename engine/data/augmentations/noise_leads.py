@@ -1,0 +1,47 @@
+"""Which leads have noise of their own.
+
+The electrodes of the limbs make six leads out of two: III, aVR, aVL and aVF follow from I and II (Einthoven, Goldberger), and
+so does noise that an electrode picks up. Consistent noise is drawn for I, II and the chest leads, and derived for the others;
+the official implementation does the same by deriving the four leads anew from noisy I and II.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from data_tools.leads import LEADS, derive_limb_leads
+from engine.data.array_ops import Array, ArrayOps
+
+_DERIVED = ("III", "aVR", "aVL", "aVF")
+
+
+class NoiseLeads:
+    """Turns noise of independent sources into noise of the run's leads.
+
+    Where a lead of the run is to be derived, the first two sources are I and II, whether or not the run has these leads, and
+    the others its chest leads. Elsewhere each lead is a source.
+
+    Args:
+        leads: of the run, as ascending rows of :data:`data_tools.leads.LEADS`: limb leads come first.
+        consistent: derive III, aVR, aVL and aVF.
+
+    Attributes:
+        num_sources: Q.
+    """
+
+    def __init__(self, leads: Sequence[int], *, consistent: bool) -> None:
+        names = [LEADS[lead] for lead in leads]
+        self._derives = consistent and not set(names).isdisjoint(_DERIVED)
+        shares = {"I": (1.0, 0.0), "II": (0.0, 1.0)} | dict(zip(_DERIVED, np.stack(derive_limb_leads(*np.eye(2))), strict=True))
+        # How much of I and of II is in each limb lead: [2, 1, L, 1].
+        limb = np.array([shares[name] for name in names if name in shares], np.float32)
+        self._of_i, self._of_ii = limb.reshape(-1, 2).T[:, None, :, None].copy()
+        self.num_sources = len(names) - len(limb) + 2 if self._derives else len(names)
+
+    def mix(self, ops: ArrayOps, sources: Array) -> Array:
+        """Mixes numbers or waves: [S, K, Q, X] of the sources -> [S, K, C, X] of the leads."""
+        if not self._derives:
+            return sources
+        from_i = sources[:, :, 0:1] * ops.constant(self._of_i, sources)
+        limb = from_i + sources[:, :, 1:2] * ops.constant(self._of_ii, sources)
+        return ops.concat([limb, sources[:, :, 2:]], 2) if self.num_sources > 2 else limb

@@ -1,0 +1,83 @@
+"""Powerline noise: interference of the mains.
+
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = sum over k = 1..K of a_k cos(2 pi t k f + phi) with
+K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). The amplitude is drawn for each lead and the phase for each segment,
+after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course that each lead scales by itself. The
+official implementation draws one amplitude for all leads, and 50 or 60 Hz by coin.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from data_tools.augmentations import NOISE_AMPLITUDE_MV, NUM_POWERLINE_HARMONICS, POWERLINE_FREQUENCY_HZ
+from engine.counter_rng import Stream, fold_key
+from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
+from engine.data.augmentations.base import (
+    AugmentationChoice,
+    Noise,
+    NoiseDraws,
+    NotNegativeRange,
+    Positions,
+    Positive,
+    Probability,
+    draw_between,
+    draw_words,
+    hits,
+)
+from engine.data.augmentations.noise_leads import NoiseLeads
+from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+
+
+class PowerlineOptions(AugmentationChoice):
+    """Options of powerline noise.
+
+    Attributes:
+        p: probability that a segment has any.
+        amplitude_mv: range of a_k, drawn for each lead.
+        frequencies_hz: of the mains; each segment has one of them.
+        num_harmonics: K.
+        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
+    """
+
+    p: Probability = 1.0
+    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
+    frequencies_hz: Annotated[tuple[Positive, ...], Field(min_length=1)] = (POWERLINE_FREQUENCY_HZ,)
+    num_harmonics: Annotated[int, Field(gt=0)] = NUM_POWERLINE_HARMONICS
+    consistent_limb_leads: bool = True
+
+    @model_validator(mode="after")
+    def _check_frequencies(self) -> Self:
+        check_harmonics("num_harmonics", self.num_harmonics, max(self.frequencies_hz))
+        return self
+
+    def make(self, seed: int, leads: Sequence[int]) -> "Powerline":
+        """Makes the augmentation."""
+        return Powerline(self, seed, leads)
+
+
+class Powerline(Noise):
+    """The noise; K waves, the harmonics, that all leads share."""
+
+    def __init__(self, options: PowerlineOptions, seed: int, leads: Sequence[int]) -> None:
+        self._options = options
+        self._key = fold_key([seed, Stream.POWERLINE])
+        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
+        self.num_waves = options.num_harmonics
+
+    def draw(self, segments: Positions) -> NoiseDraws:
+        """Draws amplitudes, frequency and phase; the details are increments and first phases, words [S, K, 1, 1] each."""
+        options, num_sources = self._options, self._leads.num_sources
+        words, uniform = draw_words(self._key, segments, 3 + options.num_harmonics * num_sources)
+        amplitude = draw_between(options.amplitude_mv, uniform[:, 3:]).reshape(-1, options.num_harmonics, num_sources, 1)
+        weights = self._leads.mix(NUMPY_OPS, amplitude) * hits(options.p, uniform[:, 0])
+        choice = (uniform[:, 1].astype(np.float64) * len(options.frequencies_hz)).astype(np.int64)
+        increment = harmonic_increments(np.array(options.frequencies_hz)[choice], options.num_harmonics)
+        phase = np.broadcast_to(words[:, 2, None, None, None], increment.shape)
+        return NoiseDraws(weights, (increment, phase))
+
+    def waves(self, ops: ArrayOps, *details: Array) -> Array:
+        """The harmonics, [S, K, 1, T]."""
+        return cosines(ops, *details)
