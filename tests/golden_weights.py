@@ -6,30 +6,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from engine.interop.fairseq_keys import key_table, to_ours
 from engine.models import Encoder, EncoderOptions
 from engine.models.feature_encoder import FeatureNorm
 from engine.objectives import W2VCMSC, CMSCOptions, PretrainingModel, W2VCMSCOptions, W2VDraws, W2VOptions
 
-RENAMED = {
-    "mask_emb": "encoder.mask_embedding.embedding",
-    "layer_norm": "encoder.feature_norm",
-    "post_extract_proj": "encoder.feature_projection",
-    "conv_pos.pos_conv.0.bias": "encoder.positional_convolution.bias",
-    "conv_pos.pos_conv.0.parametrizations.weight.original0": "encoder.positional_convolution.weight_g",
-    "conv_pos.pos_conv.0.parametrizations.weight.original1": "encoder.positional_convolution.weight_v",
-    "encoder.layer_norm": "encoder.context_norm",
-    "quantizer.weight_proj": "objective.w2v.quantizer.projection",
-    "project_q": "objective.w2v.target_projection",
-    "final_proj": "objective.w2v.context_projection",
-}
-RENAMED_IN_BLOCK = {
-    "self_attn.out_proj": "attention.out",
-    "self_attn_layer_norm": "attention_norm",
-    "fc1": "fc1",
-    "fc2": "fc2",
-    "final_layer_norm": "mlp_norm",
-}
-NUM_FEATURE_BLOCKS = 4
 NUM_BLOCKS = 2
 NUM_CODEBOOKS = 2
 
@@ -40,32 +21,9 @@ def load_golden(folder: Path, norm: str) -> dict[str, Tensor]:
         return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
 
 
-def engine_state_dict(golden: dict[str, Tensor], norm: str) -> dict[str, Tensor]:
-    """The golden weights under the names of :class:`PretrainingModel` with ``w2v_cmsc``."""
-    weights = {name.removeprefix("sd/"): value for name, value in golden.items() if name.startswith("sd/")}
-    state: dict[str, Tensor] = {}
-
-    def take(old: str, new: str) -> None:
-        for name in [name for name in weights if name == old or name in {f"{old}.weight", f"{old}.bias"}]:
-            state[new + name.removeprefix(old)] = weights.pop(name)
-
-    for old, new in RENAMED.items():
-        take(old, new)
-    for i in range(NUM_FEATURE_BLOCKS):
-        new = f"encoder.feature_encoder.blocks.{i}"
-        take(f"feature_extractor.conv_layers.{i}.0", new)
-        take(f"feature_extractor.conv_layers.{i}.2" + (".1" if norm == "layer_norm" else ""), f"{new}.norm")
-    for i in range(NUM_BLOCKS):
-        old, new = f"encoder.layers.{i}", f"encoder.blocks.{i}"
-        for old_part, new_part in RENAMED_IN_BLOCK.items():
-            take(f"{old}.{old_part}", f"{new}.{new_part}")
-        for kind in ("weight", "bias"):
-            parts = [weights.pop(f"{old}.self_attn.{part}_proj.{kind}") for part in "qkv"]
-            state[f"{new}.attention.qkv.{kind}"] = torch.cat(parts)
-    codes = weights.pop("quantizer.vars")[0]
-    state["objective.w2v.quantizer.codebook.codes"] = codes.view(NUM_CODEBOOKS, -1, codes.shape[-1])
-    assert not weights, f"golden weights without a place: {sorted(weights)}"
-    return state
+def official_weights(golden: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The golden weights under the official names."""
+    return {name.removeprefix("sd/"): value for name, value in golden.items() if name.startswith("sd/")}
 
 
 def golden_model(golden: dict[str, Tensor], norm: FeatureNorm) -> PretrainingModel:
@@ -76,7 +34,10 @@ def golden_model(golden: dict[str, Tensor], norm: FeatureNorm) -> PretrainingMod
     w2v = W2VOptions(final_width=32, code_width=32, num_codebooks=NUM_CODEBOOKS, num_codes=20)
     options = W2VCMSCOptions(w2v=w2v, cmsc=CMSCOptions(form="symmetric"))
     model = PretrainingModel(Encoder(encoder_options), W2VCMSC(options, encoder_options))
-    model.load_state_dict(engine_state_dict(golden, norm))
+    table = key_table(encoder_options, heads="objective.w2v.", has_mask_embedding=True)
+    weights = official_weights(golden)
+    assert {name for names in table.values() for name in names} == weights.keys()
+    model.load_state_dict(to_ours(weights, table, {name: tensor.shape for name, tensor in model.state_dict().items()}))
     return model.eval()
 
 

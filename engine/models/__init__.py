@@ -6,9 +6,26 @@ positional.py       convolutional positional encoding
 transformer.py      post-LN transformer blocks
 quantizer.py        Gumbel vector quantizer
 encoder.py          the whole encoder and its options
+heads.py            the classification head
+pretrained.py       a trained model as a folder: save and load
 """
 
-from engine.models.encoder import Encoder, EncoderOptions, EncoderOutput, flops_per_segment
+from engine.models.encoder import ComputeOptions, Encoder, EncoderOptions, EncoderOutput, flops_per_segment
+from engine.models.heads import ClassificationHead
+from engine.models.pretrained import ModelConfig, PretrainedModel, load, save
 from engine.models.quantizer import GumbelQuantizer, Quantized
 
-__all__ = ["Encoder", "EncoderOptions", "EncoderOutput", "GumbelQuantizer", "Quantized", "flops_per_segment"]
+__all__ = [
+    "ClassificationHead",
+    "ComputeOptions",
+    "Encoder",
+    "EncoderOptions",
+    "EncoderOutput",
+    "GumbelQuantizer",
+    "ModelConfig",
+    "PretrainedModel",
+    "Quantized",
+    "flops_per_segment",
+    "load",
+    "save",
+]

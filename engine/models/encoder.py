@@ -5,15 +5,17 @@ Order of operations as in wav2vec 2.0 and the paper's official code. [B, T, D] t
 Legend: B segments, C leads, T samples at the entrance and tokens after the feature encoder, F feature channels, D width.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, cast
 
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Tensor, is_grad_enabled, nn
+from torch.utils.checkpoint import checkpoint
 
 from engine.models import feature_encoder, positional, transformer
 from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
+from engine.models.functional import AttentionBackend
 from engine.models.layers import Dropout, LayerNorm, Linear, MaskEmbedding, scale_gradient
-from engine.models.positional import PositionalConvolution
+from engine.models.positional import PositionalConvolution, PositionalFormulation
 from engine.models.transformer import Block
 from engine.options import Options
 
@@ -50,6 +52,21 @@ class EncoderOptions(Options):
         return self
 
 
+class ComputeOptions(Options):
+    """How the encoder computes; no choice here changes a weight or, but for rounding, a result.
+
+    They are options of a run and not of a model, which may be trained on one machine and used on another.
+    """
+
+    attention: AttentionBackend = "auto"
+    """``plain`` (products and a softmax), or one of torch's fused kernels; ``auto``: see :func:`functional.attention`."""
+    positional: PositionalFormulation = "auto"
+    """Formulation of the positional convolution; ``auto``: see :func:`positional.choose_formulation`."""
+    activation_checkpointing: bool = False
+    """Keep of each transformer block only its input, and compute the block again in the backward pass: the base model needs
+    a tenth of the memory, and a third more operations. The losses are the same, dropout included."""
+
+
 class EncoderOutput(NamedTuple):
     """What the objectives and heads are made from."""
 
@@ -66,22 +83,34 @@ class Encoder(nn.Module):
 
     Args:
         options: sizes and dropouts.
+        compute: formulations.
     """
 
-    def __init__(self, options: EncoderOptions) -> None:
+    def __init__(self, options: EncoderOptions, compute: ComputeOptions | None = None) -> None:
         super().__init__()
+        compute = ComputeOptions() if compute is None else compute
         self.options = options
+        self.activation_checkpointing = compute.activation_checkpointing
         self.feature_encoder = FeatureEncoder(options.num_leads, options.feature_channels, options.feature_blocks, options.norm)
         self.feature_norm = LayerNorm(options.feature_channels)
         self.feature_dropout = Dropout(options.feature_dropout)
         self.feature_projection = Linear(options.feature_channels, options.width)
         self.input_dropout = Dropout(options.input_dropout)
         self.mask_embedding = MaskEmbedding(options.width)
-        self.positional_convolution = PositionalConvolution(options.width, options.pos_kernel, options.pos_groups)
+        self.positional_convolution = PositionalConvolution(
+            options.width, options.pos_kernel, options.pos_groups, compute.positional
+        )
         self.context_norm = LayerNorm(options.width)
         self.context_dropout = Dropout(options.dropout)
         self.blocks = nn.ModuleList(
-            Block(options.width, options.num_heads, options.mlp_width, options.dropout, options.attention_dropout)
+            Block(
+                options.width,
+                options.num_heads,
+                options.mlp_width,
+                options.dropout,
+                options.attention_dropout,
+                compute.attention,
+            )
             for _ in range(options.depth)
         )
 
@@ -114,8 +143,15 @@ class Encoder(nn.Module):
             x = self.mask_embedding(x, mask)
         x = self.context_dropout(self.context_norm(self.positional_convolution(x)))
         for block in self.blocks:
-            x = block(x)
+            x = self._run(block, x)
         return EncoderOutput(context=x, features=features, latents=self.feature_dropout(normed))
+
+    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
+        """Runs a block, of which nothing but its input is kept if it is to run once more in the backward pass."""
+        if not (self.activation_checkpointing and is_grad_enabled()):
+            return cast("Tensor", block(x))
+        # Torch's generators are set back for the second time, so that the same values are dropped.
+        return cast("Tensor", checkpoint(block, x, use_reentrant=False))
 
 
 def flops_per_segment(options: EncoderOptions, num_samples: int) -> float:

@@ -1,6 +1,7 @@
 """Linear maps, attention and dropout in the formulation that is fastest on the device of their input.
 
-On a GPU these are torch's own. On a CPU, measured with torch 2.13 on two cores of an AMD EPYC with AVX-512 bf16, base model:
+On a GPU these are torch's own; which kernel attention takes there is an option. On a CPU, measured with torch 2.13 on two
+cores of an AMD EPYC with AVX-512 bf16, base model:
 
 - fp32 products run 1.7 to 2 times as fast through oneDNN as through the BLAS behind ``F.linear``;
 - with dropout, ``scaled_dot_product_attention`` falls back to a formulation that copies and widens; plain products and a
@@ -11,11 +12,21 @@ Legend: B segments, H heads, T tokens, d width of a head.
 """
 
 import math
-from typing import Any
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+AttentionBackend = Literal["auto", "plain", "flash", "cudnn", "efficient"]
+
+SDPA_BACKENDS: Final[dict[AttentionBackend, SDPBackend]] = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+}
+"""Name -> the kernel of ``scaled_dot_product_attention``; besides them there is ``plain``, products and a softmax."""
 
 # oneDNN's linear map, which torch's compiler calls too; None in a build of torch without oneDNN.
 _ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
@@ -80,7 +91,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * keep.mul_(2**16 / (2**16 - num_dropped))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
+def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, backend: AttentionBackend = "auto") -> Tensor:
     """Softmax attention over all tokens: q, k, v [B, H, T, d] -> [B, H, T, d].
 
     Args:
@@ -88,8 +99,16 @@ def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float) -> Tensor:
         k: keys.
         v: values.
         dropout_p: of the attention weights; 0 in evaluation.
+        backend: the formulation. ``auto`` is ``plain`` on a CPU, and on a GPU what torch chooses, since nothing has been
+            measured there yet.
+
+    Raises:
+        RuntimeError: if the backend has no kernel for this device, dtype and width.
     """
-    if q.device.type != "cpu":
+    if backend in SDPA_BACKENDS:
+        with sdpa_kernel(SDPA_BACKENDS[backend]):
+            return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
+    if backend == "auto" and q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
     scores = (q * q.shape[-1] ** -0.5) @ k.mT
     # The softmax adds up in fp32 whatever its dtype; fp32 weights would double the memory for no gain in speed.

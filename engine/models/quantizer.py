@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from engine.models.layers import Linear
 
@@ -21,6 +20,11 @@ class Quantized(NamedTuple):
     """int64 [B, T, G]: the chosen code of each group; with Gumbel noise, the choice under the noise."""
     logits: Tensor
     """fp32 [B, T, G, V], without noise or temperature."""
+
+
+def one_hot(codes: Tensor, num_codes: int) -> Tensor:
+    """fp32 [..., V] from int64 [...]; ``F.one_hot`` makes 64-bit numbers, and on a CPU looks at the codes first."""
+    return (codes[..., None] == torch.arange(num_codes, device=codes.device)).float()
 
 
 class Codebook(nn.Module):
@@ -67,7 +71,7 @@ class GumbelQuantizer(nn.Module):
         logits = self.projection(latents).float().unflatten(-1, (self.num_groups, -1))
         scores = logits if gumbel_noise is None else logits + gumbel_noise
         codes = scores.argmax(-1)
-        weights = F.one_hot(codes, logits.shape[-1]).float()
+        weights = one_hot(codes, logits.shape[-1])
         if gumbel_noise is not None:
             soft = torch.softmax(scores / temperature, dim=-1)
             # soft - soft.detach() is exactly zero, so tokens with equal codes get exactly equal vectors.

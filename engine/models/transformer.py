@@ -6,7 +6,7 @@ Legend: B segments, T tokens, D width, H heads.
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.functional import attention
+from engine.models.functional import AttentionBackend, attention
 from engine.models.layers import Dropout, LayerNorm, Linear
 
 
@@ -17,12 +17,14 @@ class SelfAttention(nn.Module):
         width: D.
         num_heads: H; must divide the width.
         dropout: of the attention weights.
+        backend: see :func:`engine.models.functional.attention`.
     """
 
-    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, width: int, num_heads: int, dropout: float, backend: AttentionBackend = "auto") -> None:
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
+        self.backend = backend
         self.qkv = Linear(width, 3 * width)
         self.out = Linear(width, width)
 
@@ -30,7 +32,7 @@ class SelfAttention(nn.Module):
         """Attends within [B, T, D]."""
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        attended = attention(q, k, v, self.dropout if self.training else 0.0)
+        attended = attention(q, k, v, self.dropout if self.training else 0.0, self.backend)
         y: Tensor = self.out(attended.transpose(1, 2).reshape(B, T, D))
         return y
 
@@ -44,11 +46,20 @@ class Block(nn.Module):
         mlp_width: hidden width of the feed-forward network (exact GELU).
         dropout: of what each half adds.
         attention_dropout: of the attention weights.
+        attention_backend: see :func:`engine.models.functional.attention`.
     """
 
-    def __init__(self, width: int, num_heads: int, mlp_width: int, dropout: float, attention_dropout: float) -> None:
+    def __init__(
+        self,
+        width: int,
+        num_heads: int,
+        mlp_width: int,
+        dropout: float,
+        attention_dropout: float,
+        attention_backend: AttentionBackend = "auto",
+    ) -> None:
         super().__init__()
-        self.attention = SelfAttention(width, num_heads, attention_dropout)
+        self.attention = SelfAttention(width, num_heads, attention_dropout, attention_backend)
         self.attention_norm = LayerNorm(width)
         self.fc1 = Linear(width, mlp_width)
         self.fc2 = Linear(mlp_width, width)

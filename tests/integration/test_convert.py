@@ -1,0 +1,42 @@
+"""The checkpoints of real runs, of every kind that DeepSpeed writes, converted and used."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from pretraining_runs import ROOT, Run
+
+from engine.interop.native import load_tensors
+
+pytestmark = pytest.mark.slow
+
+# In a process of its own: DeepSpeed chooses its device once, and warns of much.
+REFERENCE = """
+import sys, torch
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+torch.save(get_fp32_state_dict_from_zero_checkpoint(sys.argv[1], "deepspeed"), sys.argv[2])
+"""
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_the_checkpoint_of_a_run_becomes_a_model(simulated_dataset: Path, tmp_path: Path, stage: int) -> None:
+    words = ("train.steps=2", f"zero.stage={stage}", "zero.param_persistence_threshold=100", "data.leads=6")
+    Run(simulated_dataset, tmp_path / "run", *words, ranks=2).succeed()
+    checkpoint, model, official = tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "model", tmp_path / "out.pt"
+
+    _convert("deepspeed", checkpoint, model)
+    loaded, tensors = load_tensors(model)
+    assert loaded.config.leads == ("I", "II", "III", "aVR", "aVL", "aVF")
+    assert loaded.embed(torch.zeros(2, 6, 2500)).shape == (2, 32)
+    _convert("to-fairseq", model, official)
+
+    subprocess.run([sys.executable, "-c", REFERENCE, checkpoint, tmp_path / "reference.pt"], check=True, capture_output=True)
+    reference = torch.load(tmp_path / "reference.pt", weights_only=True)
+    assert tensors.keys() == reference.keys()
+    assert all(torch.equal(tensors[name], reference[name]) for name in tensors)
+
+
+def _convert(*words: object) -> None:
+    subprocess.run([sys.executable, "engine/convert.py", *map(str, words)], cwd=ROOT, check=True)

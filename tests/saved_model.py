@@ -1,0 +1,22 @@
+"""Tiny models saved in the native format."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from tiny_model import tiny_encoder_options
+
+from data_tools.leads import LEADS
+from engine.models import Encoder, ModelConfig, save
+
+
+def save_tiny_encoder(folder: Path, **config: Any) -> Path:
+    """Saves a tiny encoder with weights from a fixed seed; ``config`` are keys of its ModelConfig, such as leads."""
+    options = tiny_encoder_options(num_leads=len(config.get("leads", LEADS)), dropout=0.1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        encoder = Encoder(options)
+    content = {"kind": "encoder", "encoder": options.model_dump()} | config
+    tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    save(folder, ModelConfig.model_validate(content), tensors)
+    return folder

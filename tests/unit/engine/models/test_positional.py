@@ -1,0 +1,108 @@
+"""The positional convolution: every formulation is the same function, and so are its gradients."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from engine.models.positional import FORMULATIONS, PositionalConvolution, PositionalFormulation, choose_formulation
+
+EVERY_FORMULATION = pytest.mark.parametrize("formulation", FORMULATIONS)
+
+
+def naive(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
+    """y[b, t, g C + o] = bias + sum over k and c of W[g C + o, c, k] x[b, t + k - K // 2, g C + c], term by term."""
+    num_tokens, width = x.shape[1:]
+    group_width, kernel = weight.shape[1:]
+    rows = []
+    for token in range(num_tokens):
+        y = bias.expand(x.shape[0], width)
+        for k in range(kernel):
+            source = token + k - kernel // 2
+            if 0 <= source < num_tokens:
+                taps = weight[:, :, k].view(num_groups, group_width, group_width)
+                inputs = x[:, source].view(-1, num_groups, group_width)
+                y = y + torch.einsum("goc,bgc->bgo", taps, inputs).flatten(1)
+        rows.append(y)
+    return torch.stack(rows, dim=1)
+
+
+def convolve(formulation: PositionalFormulation, inputs: list[Tensor]) -> Tensor:
+    x, weight, bias = inputs
+    return FORMULATIONS[formulation](x, weight, bias, 8)
+
+
+def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
+    upstream = torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view_as(y)
+    return torch.autograd.grad(y, inputs, upstream)
+
+
+@EVERY_FORMULATION
+@settings(max_examples=25, deadline=None)
+@given(
+    num_segments=st.integers(1, 3),
+    num_tokens=st.integers(1, 60),
+    kernel=st.integers(1, 20),
+    num_groups=st.integers(1, 3),
+    group_width=st.integers(1, 3),
+)
+def test_equals_the_sum_written_out_in_float64(
+    formulation: PositionalFormulation, num_segments: int, num_tokens: int, kernel: int, num_groups: int, group_width: int
+) -> None:
+    torch.manual_seed(num_tokens)
+    width = num_groups * group_width
+    shapes = [(num_segments, num_tokens, width), (width, group_width, kernel), (width,)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    x, weight, bias = inputs
+    y, expected = FORMULATIONS[formulation](x, weight, bias, num_groups), naive(x, weight, bias, num_groups)
+    assert y.shape == expected.shape
+    torch.testing.assert_close(y, expected)
+    for ours, theirs in zip(gradients(y, inputs), gradients(expected, inputs), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@EVERY_FORMULATION
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rounds_no_worse_than_the_librarys_convolution(formulation: PositionalFormulation, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    inputs = [torch.randn(4, 156, 96), torch.randn(96, 12, 128) / 40, torch.randn(96)]
+    rounded = [tensor.to(dtype).requires_grad_() for tensor in inputs]
+    exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
+    y, expected = convolve(formulation, rounded), convolve("conv1d", exact)
+    assert y.dtype == dtype
+    assert_near(y, expected, dtype)
+    for ours, theirs in zip(gradients(y, rounded), gradients(expected, exact), strict=True):
+        assert ours.dtype == dtype
+        assert_near(ours, theirs, dtype)
+
+
+def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    error = ((ours.double() - exact).norm() / exact.norm()).item()
+    assert error < (5e-6 if dtype == torch.float32 else 5e-3), error
+
+
+@EVERY_FORMULATION
+def test_only_the_gradients_that_are_needed_are_computed(formulation: PositionalFormulation) -> None:
+    module = PositionalConvolution(8, 4, 2, formulation)
+    for frozen in (module.weight_g, module.weight_v):
+        frozen.requires_grad = False
+    module(torch.randn(2, 9, 8)).sum().backward()
+    assert module.bias.grad is not None
+    assert module.weight_v.grad is None
+
+
+def test_the_formulation_changes_no_weight() -> None:
+    modules = []
+    for formulation in FORMULATIONS:
+        torch.manual_seed(0)
+        modules.append(PositionalConvolution(8, 4, 2, formulation))
+    for module in modules[1:]:
+        assert list(module.state_dict()) == list(modules[0].state_dict())
+        for ours, theirs in zip(module.parameters(), modules[0].parameters(), strict=True):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_auto_names_a_formulation(device: str) -> None:
+    assert choose_formulation(torch.device(device)) in FORMULATIONS

@@ -1,0 +1,310 @@
+"""The native folder: what was saved is what is loaded, and anything else is one clear line."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tiny_model import tiny_encoder_options, tiny_model
+from torch import Tensor
+
+import engine.models
+from data_tools.leads import LEADS
+from engine.interop.native import load_tensors, objective_section, save_model
+from engine.models import ClassificationHead, Encoder, ModelConfig, PretrainedModel
+from engine.models.heads import pool
+from engine.models.pretrained import zscore_per_lead
+from engine.options import OptionError
+
+LABELS = ("AF", "LBBB", "NSR")
+
+
+def random_tensors(kind: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A tiny model of each kind, with weights that a new module would not have."""
+    model = tiny_model("w2v_cmsc")
+    tensors = model.state_dict()
+    objective = None
+    if kind == "pretraining":
+        options = {"w2v": {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}}
+        objective = objective_section("w2v_cmsc", options)
+    else:
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("encoder.")}
+    if kind == "classifier":
+        head = ClassificationHead(model.encoder.options.width, len(LABELS))
+        tensors |= {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    config = ModelConfig.model_validate(
+        {
+            "kind": kind,
+            "encoder": model.encoder.options,
+            "objective": objective,
+            "labels": LABELS if kind == "classifier" else None,
+            "provenance": {"source": "a test"},
+        }
+    )
+    return config, tensors
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model of each test's own to break."""
+    config, tensors = random_tensors("pretraining")
+    engine.models.save(tmp_path / "model", config, tensors)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def segments() -> Tensor:
+    return torch.randn(3, 12, 640, generator=torch.Generator().manual_seed(1))
+
+
+def refused(folder: Path) -> str:
+    with pytest.raises(OptionError) as error:
+        engine.models.load(folder)
+    assert "\n" not in str(error.value)
+    assert str(folder) in str(error.value)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "pretraining", "classifier"])
+def test_gives_back_what_was_saved(tmp_path: Path, kind: str) -> None:
+    config, tensors = random_tensors(kind)
+    save_model(tmp_path / "new" / "model", config, tensors)
+    model, loaded = load_tensors(tmp_path / "new" / "model")
+    assert model.config == config
+    assert loaded.keys() == tensors.keys()
+    assert all(torch.equal(loaded[name], tensors[name]) for name in tensors)
+    assert not model.training
+    names = {path.name for path in (tmp_path / "new" / "model").iterdir()}
+    assert names == {"model.safetensors", "config.json", "README.md"}
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
+
+
+def test_embeds_with_the_mean_of_the_encoders_output(folder: Path, segments: Tensor) -> None:
+    model = engine.models.load(str(folder))
+    encoder = Encoder(model.config.encoder)
+    encoder.load_state_dict(model.encoder.state_dict())
+    with torch.no_grad():
+        expected = encoder.eval()(segments).context.mean(1)
+    embedding = model.embed(segments.double())  # any floating-point numbers
+    assert torch.equal(embedding, model.embed(segments))
+    torch.testing.assert_close(embedding, expected)
+    assert not embedding.requires_grad
+    torch.testing.assert_close(model.embed(segments[1:2]), embedding[1:2])
+
+
+def test_a_classifier_gives_logits(tmp_path: Path, segments: Tensor) -> None:
+    config, tensors = random_tensors("classifier")
+    tensors["head.projection.bias"].copy_(torch.tensor([1.0, -2.0, 3.0]))
+    engine.models.save(tmp_path / "model", config, tensors)
+    model = engine.models.load(tmp_path / "model")
+    expected = model.embed(segments) @ tensors["head.projection.weight"].T + tensors["head.projection.bias"]
+    torch.testing.assert_close(model.logits(segments), expected)
+
+
+def test_an_encoder_gives_no_logits(folder: Path, segments: Tensor) -> None:
+    with pytest.raises(ValueError, match="use embed"):
+        engine.models.load(folder).logits(segments)
+
+
+def test_pools_over_the_entries_that_are_not_zero() -> None:
+    context = torch.randn(2, 7, 5, dtype=torch.float64)
+    torch.testing.assert_close(pool(context), context.mean(1))
+    context[0, 3:] = 0.0
+    torch.testing.assert_close(pool(context)[0], context[0, :3].mean(0))
+    assert torch.equal(pool(torch.zeros(1, 4, 3)), torch.zeros(1, 3))
+
+
+def test_normalises_as_the_configuration_says(folder: Path, segments: Tensor) -> None:
+    plain = engine.models.load(folder)
+    config = plain.config.model_copy(update={"normalization": "zscore_per_lead"})
+    model = PretrainedModel(config, plain.encoder)
+    normed = (segments - segments.mean(-1, keepdim=True)) / segments.std(-1, correction=0, keepdim=True)
+    torch.testing.assert_close(model.embed(5 * segments + 1), plain.embed(normed))
+    assert torch.equal(model.embed(normed, is_normalized=True), plain.embed(normed))
+
+
+@given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=20), st.floats(-1e3, 1e3, width=32))
+def test_zscore_is_finite_and_standard(values: list[float], level: float) -> None:
+    signal = torch.tensor([values, [level] * len(values)])
+    normed = zscore_per_lead(signal)
+    assert normed.isfinite().all()
+    assert not normed[1].any()  # a flat lead becomes zero
+    if len(set(values)) > 1 and signal[0].double().std() > 1e-2:  # below it, rounding of the mean shows
+        torch.testing.assert_close(normed[0].double().mean().item(), 0.0, atol=1e-3, rtol=0)
+        torch.testing.assert_close(normed[0].double().std(correction=0).item(), 1.0, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [(3, 6, 640), (12, 640), (1, 3, 12, 640), (2, 12, 9)])
+def test_segments_of_another_shape_are_one_line(folder: Path, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="segment") as error:
+        engine.models.load(folder).embed(torch.zeros(shape))
+    assert "\n" not in str(error.value)
+
+
+def test_microvolt_are_not_taken_for_millivolt(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16: .* segments / 1000"):
+        engine.models.load(folder).embed(torch.zeros(1, 12, 640, dtype=torch.int16))
+
+
+def test_loading_draws_no_random_numbers(folder: Path) -> None:
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    engine.models.load(folder)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_can_be_trained_further(folder: Path, segments: Tensor) -> None:
+    model = engine.models.load(folder)
+    model.context(segments).sum().backward()
+    assert model.encoder.feature_projection.weight.grad is not None
+
+
+def test_the_card_says_what_goes_in_and_out(folder: Path) -> None:
+    card = (folder / "README.md").read_text()
+    for word in (", ".join(LEADS), "500 Hz", "mV", "w2v_cmsc", "a test", "engine.models.load"):
+        assert word in card
+
+
+def test_everybody_may_read_what_they_may_read_of_other_files(folder: Path) -> None:
+    modes = {path.stat().st_mode for path in folder.iterdir()}
+    assert len(modes) == 1
+
+
+def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, tensors = random_tensors("encoder")
+
+    def full(*_arguments: object, **_options: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("engine.models.pretrained.save_file", full)
+    with pytest.raises(OptionError, match="No space left"):
+        engine.models.save(tmp_path / "model", config, tensors)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_existing_folder_is_left_alone(folder: Path) -> None:
+    before = (folder / "model.safetensors").read_bytes()
+    config, tensors = random_tensors("encoder")
+    with pytest.raises(OptionError, match="is there already"):
+        engine.models.save(folder, config, tensors)
+    assert (folder / "model.safetensors").read_bytes() == before
+    empty = folder.parent / "empty"
+    empty.mkdir()
+    engine.models.save(empty, config, tensors)
+    engine.models.load(empty)
+
+
+def test_the_working_folder_can_become_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "model")
+    engine.models.save(".", *random_tensors("encoder"))
+    engine.models.load(tmp_path / "model")
+
+
+def rewrite(folder: Path, **changes: object) -> None:
+    content = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(content | changes))
+
+
+def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
+    assert "model.safetensors" in refused(tmp_path / "absent")
+    (folder / "model.safetensors").unlink()
+    refused(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"format": "other"}, "not of a model of this engine"),
+        ({"format_version": 2}, "format version 2"),
+        ({"kind": "decoder"}, "kind"),
+        ({"leads": ["I", "II"]}, "num_leads is 12"),
+        ({"leads": ["I"] * 12}, "each once"),
+        ({"leads": [*LEADS[:11], "X"]}, "some of"),
+        ({"normalization": "minmax"}, "normalization"),
+        ({"surplus": 1}, "no such key"),
+        ({"objective": None}, "objective"),
+        ({"objective": {}}, "objective has no name"),
+        ({"labels": ["AF"]}, "labels"),
+        ({"labels": []}, "labels"),
+        ({"kind": "classifier", "objective": None, "labels": ["AF", "AF"]}, "each once"),
+        ({"encoder": {"widht": 3}}, "encoder.widht"),
+        ({"encoder": 3}, "encoder"),
+        ({"sampling_rate": -1}, "sampling_rate"),
+        ({"encoder": {"pos_kernel": 10**18}}, "as large as"),
+    ],
+)
+def test_a_wrong_configuration_is_one_line(folder: Path, changes: dict[str, object], word: str) -> None:
+    rewrite(folder, **changes)
+    assert word in refused(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"null", b"[" * 100_000])
+def test_a_damaged_configuration_is_one_line(folder: Path, content: bytes) -> None:
+    (folder / "config.json").write_bytes(content)
+    refused(folder)
+
+
+def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
+    tensors: dict[str, Tensor | None] = dict(safetensors.torch.load_file(folder / "model.safetensors"))
+    kept = {name: tensor for name, tensor in (tensors | changes).items() if tensor is not None}
+    safetensors.torch.save_file(kept, folder / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"encoder.blocks.0.fc1.bias": None}, "lacks encoder.blocks.0.fc1.bias"),
+        ({"encoder.more": torch.zeros(1)}, "surplus encoder.more"),
+        ({"head.projection.bias": torch.zeros(1)}, "surplus head.projection.bias"),
+        ({"encoder.blocks.0.fc1.bias": torch.zeros(3)}, "[3] instead of [64]"),
+        ({"encoder.blocks.0.fc1.bias": torch.zeros(64, dtype=torch.int64)}, "floating-point"),
+        ({"encoder.blocks.0.fc1.bias": torch.full((64,), torch.nan)}, "holds NaN"),
+        ({"encoder.blocks.0.fc1.bias": torch.full((64,), 1e300, dtype=torch.float64)}, "infinity"),
+        ({"objective.w2v.context_projection.bias": torch.full((16,), torch.inf)}, "infinity"),
+    ],
+)
+def test_other_weights_are_one_line(folder: Path, changes: dict[str, Tensor | None], word: str) -> None:
+    change_weights(folder, changes)
+    assert word in refused(folder)
+
+
+def test_weights_in_half_precision_become_fp32(folder: Path) -> None:
+    change_weights(folder, {"encoder.context_norm.weight": torch.full((32,), 0.5, dtype=torch.bfloat16)})
+    weight = engine.models.load(folder).encoder.context_norm.weight
+    assert weight.dtype == torch.float32
+    assert torch.equal(weight, torch.full((32,), 0.5))
+
+
+def test_other_heads_are_one_line(folder: Path) -> None:
+    change_weights(folder, {"objective.w2v.context_projection.bias": None})
+    engine.models.load(folder)  # embeddings do not need them
+    with pytest.raises(OptionError, match=re.escape("lacks objective.w2v.context_projection.bias")):
+        load_tensors(folder)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -10])
+def test_a_truncated_file_is_one_line(folder: Path, keep: int) -> None:
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[:keep])
+    assert "no whole safetensors file" in refused(folder)
+
+
+def test_options_of_another_objective_are_one_line(folder: Path) -> None:
+    rewrite(folder, objective={"name": "w2v_cmcs"})
+    with pytest.raises(OptionError, match="no objective is called 'w2v_cmcs'; known: w2v"):
+        load_tensors(folder)
+    rewrite(folder, objective={"name": "cmsc", "temperatur": 1})
+    with pytest.raises(OptionError, match="temperatur: no such key"):
+        load_tensors(folder)
+
+
+def test_fits_any_sizes() -> None:
+    with pytest.raises(ValueError, match="num_leads"):
+        ModelConfig(kind="encoder", encoder=tiny_encoder_options(num_leads=3))
+    ModelConfig(kind="encoder", encoder=tiny_encoder_options(num_leads=3), leads=("I", "II", "V2"))
