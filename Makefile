@@ -4,12 +4,13 @@
 #   make pretrain                    the quickstart: a simulated cohort, a tiny model, about two minutes on two CPU cores
 #   make pretrain DATA=FOLDER        the same on a folder of PhysioNet 2021 recordings
 #   make test | lint                 the tests | ruff, mypy and the import contracts
+#   make bench                       whether training step and loader are as fast as recorded, as ratios
 
 PYTHON ?= python3
 VENV ?= .venv
 DATA ?=
 
-.PHONY: help setup pretrain test lint
+.PHONY: help setup pretrain test lint bench
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -53,3 +54,6 @@ lint: $(INSTALLED)
 	ruff format --check .
 	mypy
 	lint-imports
+
+bench: $(INSTALLED)
+	python benchmarks/guard.py

@@ -4,13 +4,17 @@ import importlib.metadata
 import json
 import os
 import platform
+import socket
 import statistics
 import subprocess
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from data_tools.files import write_text
 
 # The distributions whose versions matter to a figure; those not installed are left out.
 _DISTRIBUTIONS = (
@@ -32,6 +36,7 @@ def environment() -> dict[str, Any]:
         "commit": _commit(),
         # What else the machine was doing: processes running or waiting, mean of the last minute.
         "load_at_start": round(os.getloadavg()[0], 2),
+        "date": datetime.now(UTC).date().isoformat(),
     }
 
 
@@ -46,7 +51,14 @@ def write_json(
     """Writes a result: the benchmark's name, its options, where it ran, and its figures."""
     content = {"benchmark": name, "config": config, "environment": environment, "figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def print_environment(environment: Mapping[str, Any]) -> None:
@@ -59,7 +71,7 @@ def print_environment(environment: Mapping[str, Any]) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Prints a table: text to the left, numbers to the right, thousands apart."""
-    cells = [list(headers), *([_format(value) for value in row] for row in rows)]
+    cells = [list(headers), *([format_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     is_number = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(headers))]
     for row in cells:
@@ -71,7 +83,8 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         )
 
 
-def _format(value: object) -> str:
+def format_cell(value: object) -> str:
+    """A value as tables show it: three digits, thousands apart."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)

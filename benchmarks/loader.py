@@ -42,7 +42,22 @@ NUM_CROPS = 4096
 NUM_PATIENTS = 1415
 # Batches taken before the clock starts, so that what was read ahead while others had their turn does not count.
 NUM_UNTIMED = 12
-AUGMENTATIONS: dict[str, dict[str, Any]] = {"crop": {}, "crop + RLM": {"random_lead_masking": {"p": 0.5}}}
+MASKING = {"random_lead_masking": {"p": 0.5}}
+NOISES: dict[str, dict[str, Any]] = {
+    name: {name: {}} for name in ("powerline", "electromyographic", "baseline_wander", "baseline_shift")
+}
+# As the paper calls them: physio3 is without the baseline shift.
+PHYSIO3 = NOISES["powerline"] | NOISES["electromyographic"] | NOISES["baseline_wander"]
+PHYSIO4 = PHYSIO3 | NOISES["baseline_shift"]
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
+    "crop": {},
+    "crop + RLM": MASKING,
+    **{f"crop + {name}": noise for name, noise in NOISES.items()},
+    "crop + physio3": PHYSIO3,
+    "crop + physio4": PHYSIO4,
+    "crop + RLM + physio3": MASKING | PHYSIO3,
+    "crop + RLM + physio4": MASKING | PHYSIO4,
+}
 
 
 @dataclass(frozen=True)

@@ -1,47 +1,55 @@
-"""How fast the training step is, and how fast it could be on this device.
+"""How fast the training step is, how fast it could be on this device, and where the time goes.
 
-    python benchmarks/train_step.py [--pairs 8] [--precision fp32 bf16] [--zero 0] [--json FILE] [key.path=value ...]
+    python benchmarks/train_step.py [key.path=value ...] [--pairs 8 ...] [--precision fp32 bf16] [--zero 0 ...] [--breakdown]
+        [--dataset DIR] [--json FILE]
     deepspeed --num_gpus 2 benchmarks/train_step.py --zero 0 1 2 3 --precision fp32
 
 The step is the engine's own: forward, backward, all-reduce and AdamW through DeepSpeed, on random segments that lie on the
 device, so that nothing is said about loading. Its model FLOPs (matrix products and convolutions, forward once, backward twice)
-over its time are given as a share of the rate of one large matrix product, measured in the same run before and after.
+over its time are given as a share of the rate of one large matrix product, measured in the same run before and after: the MFU.
+
+With ``--breakdown`` the parts of the step are measured one by one, each next to its limit: the larger of its FLOPs over the
+product's rate and of its bytes over a large copy's rate. ``--dataset`` adds the loader, which works beside the step.
 """
 
 import argparse
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-import torch
+from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
+from _steps import PassSeconds, TrainingStep, step_config
+from _tables import BREAKDOWN_HEADERS, breakdown_rows
+from _timing import Marks, Roofline, mean_roofline, measure_roofline
 
-from data_tools.recording import SEGMENT_SAMPLES
-from engine.config import RunConfig, load_config
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from engine.config import RunConfig
+from engine.data import CropStore, SampleOrder, make_loader
 from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, start, stop
-from engine.training.setup import make_engine, make_model
-from engine.training.throughput import forget_peak_memory, measure_peak_flops, peak_memory_bytes, synchronize
 from engine.training.trainer import DTYPES
 
-PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 # Of the official implementation, recorded earlier: fp32, 8 pairs, two cores of the same kind as in results/, some 15 % slower.
 OFFICIAL_CPU_CROPS_PER_SECOND = 0.73
-NUM_UNTIMED = 2
 
 
 def main() -> int:
-    """Measures, prints a table, and writes JSON if asked to."""
+    """Measures, prints tables, and writes JSON if asked to."""
     arguments = _parse_arguments()
     try:
         ranks = start(choose_device(arguments.device))
         results = [
-            _measure(_config(arguments, precision, stage, ranks), ranks, arguments.repeats)
+            _measure(step_config(pairs, precision, stage, arguments.overrides), ranks, arguments)
+            for pairs in arguments.pairs
             for stage in arguments.zero
             for precision in arguments.precision
         ]
-    except OptionError as error:
+    except (OptionError, DatasetError) as error:
         sys.stderr.write(f"train_step: {error}\n")
         return 2
     finally:
@@ -53,83 +61,108 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of segments in a step, over all ranks (default 8)")
+    parser.add_argument(
+        "--pairs", type=int, nargs="+", default=[8], help="pairs of segments in a step, over all ranks (default 8)"
+    )
     parser.add_argument("--precision", nargs="+", choices=list(DTYPES), default=list(DTYPES))
     parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0], help="ZeRO stages")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps (default 5)")
+    parser.add_argument("--breakdown", action="store_true", help="measure the parts of the step too")
+    parser.add_argument("--dataset", type=Path, metavar="DIR", help="for the loader's row in the breakdown")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="over the paper's preset")
-    return parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args()
+    if min(*arguments.pairs, arguments.repeats) < 1:
+        parser.error("--pairs and --repeats must be at least 1")
+    if arguments.dataset is not None and not arguments.breakdown:
+        parser.error("--dataset is for --breakdown, where the loader has its row")
+    return arguments
 
 
-def _config(arguments: argparse.Namespace, precision: str, stage: int, ranks: Ranks) -> RunConfig:
-    words = [f"train.batch_size={arguments.pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
-    config = load_config([PRESET], [*words, *arguments.overrides])
-    config.train.micro_batches(ranks.world_size)
-    return config
-
-
-def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
-    """Times whole steps of one configuration."""
-    forget_peak_memory(ranks.device)
-    model = make_model(config)
-    flops = 2 * config.train.batch_size * model.flops_per_segment(SEGMENT_SAMPLES)
-    engine = make_engine(config, model, ranks)
-    num_pairs, num_accumulated = config.train.micro_batches(ranks.world_size)
-    generator = torch.Generator(ranks.device).manual_seed(ranks.rank)
-    shape = (num_pairs, 2, config.model.num_leads, SEGMENT_SAMPLES)
-    segments = torch.randn(shape, device=ranks.device, generator=generator).to(DTYPES[config.train.precision])
-    patient = torch.arange(num_pairs, device=ranks.device) + ranks.rank * num_pairs
-    peaks = [_peak(config, ranks)]
-    seconds = []
-    for number in range(NUM_UNTIMED + repeats):
-        synchronize(ranks.device)
-        ranks.barrier()
-        begin = time.perf_counter()
-        for micro in range(num_accumulated):
-            row0 = (micro * ranks.world_size + ranks.rank) * num_pairs
-            step = torch.full((), number, dtype=torch.int64, device=ranks.device)
-            loss, _ = engine(segments, patient, step, row0)
-            engine.backward(loss)
-            engine.step()
-        synchronize(ranks.device)
-        seconds.append(max(ranks.gather(time.perf_counter() - begin)))
-    peaks.append(_peak(config, ranks))
-    rates = [config.train.batch_size / value for value in seconds[NUM_UNTIMED:]]
-    peak = sum(peaks) / len(peaks)
-    memory = max(ranks.gather(peak_memory_bytes(ranks.device)))
-    engine.destroy()
-    return {
+def _measure(config: RunConfig, ranks: Ranks, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Times whole steps of one configuration, and its parts if asked to."""
+    if arguments.breakdown and config.train.micro_batches(ranks.world_size)[1] > 1:
+        raise OptionError(
+            f"--breakdown is of one micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too small"
+        )
+    rooflines = [_roofline(config, ranks)]
+    step = TrainingStep(config, ranks)
+    passes = step.time(arguments.repeats)
+    memory_gb = step.peak_memory_gb()
+    step.close()
+    rooflines.append(_roofline(config, ranks))
+    roofline = mean_roofline(rooflines)
+    seconds = [sum(each) for each in passes]
+    result: dict[str, Any] = {
+        "pairs": config.train.batch_size,
         "precision": config.train.precision,
         "zero_stage": config.zero.stage,
-        "crops_per_second": spread(rates),
-        "step_seconds": spread(seconds[NUM_UNTIMED:]),
-        "tflop_per_step": flops / 1e12,
-        "product_tflops": spread([value / 1e12 for value in peaks]),
-        "mfu": flops / spread(seconds[NUM_UNTIMED:])["median"] / peak,
-        "peak_memory_gb": memory / 1e9,
+        "crops_per_second": spread([config.train.batch_size / value for value in seconds]),
+        "step_seconds": spread(seconds),
+        "pass_seconds": {name: median(getattr(each, name) for each in passes) for name in PassSeconds._fields},
+        "tflop_per_step": step.flops / 1e12,
+        "product_tflops": spread([one.flops_per_second / 1e12 for one in rooflines]),
+        "copy_gb_per_second": spread([one.bytes_per_second / 1e9 for one in rooflines]),
+        "mfu": step.flops / spread(seconds)["median"] / roofline.flops_per_second,
+        "peak_memory_gb": memory_gb,
     }
+    if arguments.breakdown:
+        one_rank = Roofline(*(value / ranks.world_size for value in roofline))
+        parts = measure_parts(config, step.segments, step.patient, one_rank, arguments.repeats)
+        result["parts"] = [asdict(part) for part in parts]
+        if arguments.dataset is not None:
+            result["loader_crops_per_second"] = ranks.world_size * min(
+                ranks.gather(_loader_rate(arguments.dataset, config, ranks))
+            )
+    return result
 
 
-def _peak(config: RunConfig, ranks: Ranks) -> float:
-    """The rate of a large product on all ranks at once."""
+def _roofline(config: RunConfig, ranks: Ranks) -> Roofline:
+    """The rates of all ranks at once, added up."""
     ranks.barrier()
-    return float(sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision]))))
+    everyone = ranks.gather(measure_roofline(ranks.device, DTYPES[config.train.precision]))
+    return Roofline(*(sum(values) for values in zip(*everyone, strict=True)))
+
+
+def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
+    """Crops a second of this rank's own loader, by itself, with the preset's augmentations."""
+    num_pairs, _ = config.train.micro_batches(ranks.world_size)
+    store = CropStore(Dataset.open(path), config.data.train_split)
+    order = SampleOrder(store.num_crops, config.seed)
+    with make_loader(
+        config.data,
+        store,
+        order,
+        seed=config.seed,
+        batch_size=num_pairs,
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        device=ranks.device,
+    ) as loader:
+        for _ in range(-(-store.num_crops // num_pairs)):
+            next(loader)
+        marks, begin, num_batches = Marks(ranks.device), time.perf_counter(), 0
+        marks.mark()
+        while time.perf_counter() - begin < 1.0:
+            next(loader)
+            num_batches += 1
+        marks.mark()
+        return num_batches * num_pairs / marks.seconds()[0]
 
 
 def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Namespace) -> None:
     where = environment()
     print_environment(where)
-    headers = ["precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "peak GB so far"]
-    is_recorded_case = ranks.device.type == "cpu" and arguments.pairs == 8 and not arguments.overrides
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "peak GB so far"]
+    is_recorded_case = ranks.device.type == "cpu" and arguments.pairs == [8] and not arguments.overrides
     if is_recorded_case:
         headers.append("x official")
     rows = []
     for result in results:
         rate = result["crops_per_second"]
-        row = [result["precision"], f"{result['zero_stage']}", rate["median"], rate["min"], rate["max"]]
+        row = [result["pairs"], result["precision"], f"{result['zero_stage']}", rate["median"], rate["min"], rate["max"]]
         row += [
             result["step_seconds"]["median"],
             100 * result["mfu"],
@@ -137,17 +170,37 @@ def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Nam
             result["peak_memory_gb"],
         ]
         rows.append(row + ([rate["median"] / OFFICIAL_CPU_CROPS_PER_SECOND] if is_recorded_case else []))
-    print(f"{arguments.pairs} pairs of segments a step, {ranks.world_size} rank(s) on {ranks.device.type}")
+    print(f"pairs of segments a step over {ranks.world_size} rank(s) on {ranks.device.type}")
     print_table(headers, rows)
+    for result in results:
+        if "parts" in result:
+            _print_breakdown(result)
     if arguments.json:
         config = {
             "pairs": arguments.pairs,
             "ranks": ranks.world_size,
             "device": ranks.device.type,
+            "repeats": arguments.repeats,
             "overrides": arguments.overrides,
         }
         config |= {"official_crops_per_second": OFFICIAL_CPU_CROPS_PER_SECOND if is_recorded_case else None}
         write_json(arguments.json, "train_step", config, where, {"steps": results})
+
+
+def _print_breakdown(result: dict[str, Any]) -> None:
+    product, copy = result["product_tflops"]["median"], result["copy_gb_per_second"]["median"]
+    print(
+        f"\n{result['pairs']} pairs, {result['precision']}: parts next to their limits "
+        f"(product {product:.3g} TFLOP/s, copy {copy:.3g} GB/s read and written, all ranks)"
+    )
+    print_table(BREAKDOWN_HEADERS, breakdown_rows(result))
+    passes = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in result["pass_seconds"].items())
+    print(f"whole step: {passes}; MFU {result['mfu']:.1%}")
+    if "loader_crops_per_second" in result:
+        share = result["crops_per_second"]["median"] / result["loader_crops_per_second"]
+        print(f"loader, beside the step: {result['loader_crops_per_second']:,.0f} crops/s; the step takes {share:.2%} of that")
+    elif result["parts"]:
+        print("loader: not measured (give --dataset DIR)")
 
 
 if __name__ == "__main__":

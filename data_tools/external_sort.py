@@ -7,7 +7,7 @@ at once (which occur twice, in which order they go) is asked of such a sort, so 
 import os
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -19,6 +19,7 @@ Rows = npt.NDArray[np.uint64]
 
 # Of rows in memory. While they are sorted or merged, it is about three times as much.
 _BUFFER_BYTES = 32 << 20
+_ZEROS_BYTES = 1 << 20
 
 
 class ExternalSort:
@@ -118,15 +119,12 @@ class ExternalSort:
         rows = self._sort(self._pending)
         self._pending, self._num_pending = [], 0
         start = self._runs[-1][1] if self._runs else 0
-        try:
+        with _naming(self._folder):
             if self._file is None:
                 self._file = self._stack.enter_context(_scratch_file(self._folder))
             data = rows.data.cast("B")
             while data:
                 data = data[self._file.write(data) :]
-        except OSError as error:
-            error.filename = str(self._folder)  # whose disk it is
-            raise
         self._runs.append((start, start + len(rows)))
 
     def _merge(self) -> Iterator[Rows]:
@@ -152,6 +150,16 @@ def _default_folder() -> Path:
 def _scratch_file(folder: Path) -> IO[bytes]:
     """A file without a name, which is gone with its process."""
     return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+@contextmanager
+def _naming(folder: Path) -> Iterator[None]:
+    """Says of an error whose disk it is."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(folder)
+        raise
 
 
 class _Run:
@@ -238,7 +246,17 @@ class Cursor:
 
 
 def scratch_array(length: int, folder: Path) -> Rows:
-    """An array of zeros, uint64 [length], that lies in a file without a name in this folder rather than in memory."""
-    with _scratch_file(folder) as file:
-        # The mapping outlives the file object; at least one element, for nothing cannot be mapped.
-        return np.memmap(file, dtype=np.uint64, mode="w+", shape=(max(length, 1),))[:length]
+    """An array of zeros, uint64 [length], that lies in a file without a name in this folder rather than in memory.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    size = 8 * max(length, 1)  # at least one element, for nothing cannot be mapped
+    zeros = memoryview(bytes(min(size, _ZEROS_BYTES)))
+    with _naming(folder), _scratch_file(folder) as file:
+        # Written, not left as a hole: on a full disk the first touch of a page of a hole would kill the process.
+        num_missing = size
+        while num_missing:
+            num_missing -= file.write(zeros[:num_missing])
+        # The mapping outlives the file object.
+        return np.memmap(file, dtype=np.uint64, mode="r+", shape=(size // 8,))[:length]

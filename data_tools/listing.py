@@ -4,6 +4,7 @@ import errno
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
@@ -20,11 +21,20 @@ class Listing:
         path: scratch file, is written anew.
         files: the recordings.
         limit: take the first so many only.
+
+    Raises:
+        OSError: the scratch file cannot be written.
     """
 
     def __init__(self, path: Path, files: Iterable[RecordingFile], limit: int | None = None) -> None:
         path.unlink(missing_ok=True)
-        self._database = sqlite3.connect(path)
+        with _system_errors(path), ExitStack() as stack:
+            self._database = stack.enter_context(closing(sqlite3.connect(path)))
+            self._write(islice(files, limit))
+            (self._num_files,) = self._database.execute("SELECT COUNT(*) FROM files").fetchone()
+            stack.pop_all()
+
+    def _write(self, files: Iterable[RecordingFile]) -> None:
         # Nobody reads it after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
@@ -33,24 +43,17 @@ class Listing:
         )
         rows = (
             (number, os.fsencode(file.location), file.source, file.name, file.size, key_prefix(file.source, file.name))
-            for number, file in enumerate(islice(files, limit))
+            for number, file in enumerate(files)
         )
-        try:
-            self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
-            self._database.execute("CREATE INDEX by_prefix ON files (prefix, number)")
-            self._database.execute("CREATE TABLE repeats (number INTEGER PRIMARY KEY, original INTEGER)")
-            self._database.execute(
-                "INSERT INTO repeats SELECT files.number, first.number FROM files "
-                "JOIN (SELECT prefix, MIN(number) AS number FROM files GROUP BY prefix HAVING COUNT(*) > 1) AS first "
-                "ON files.prefix = first.prefix WHERE files.number > first.number"
-            )
-            self._database.commit()
-        except BaseException as error:
-            self._database.close()
-            if isinstance(error, sqlite3.Error) and error.sqlite_errorcode == sqlite3.SQLITE_FULL:
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from None
-            raise
-        (self._num_files,) = self._database.execute("SELECT COUNT(*) FROM files").fetchone()
+        self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._database.execute("CREATE INDEX by_prefix ON files (prefix, number)")
+        self._database.execute("CREATE TABLE repeats (number INTEGER PRIMARY KEY, original INTEGER)")
+        self._database.execute(
+            "INSERT INTO repeats SELECT files.number, first.number FROM files "
+            "JOIN (SELECT prefix, MIN(number) AS number FROM files GROUP BY prefix HAVING COUNT(*) > 1) AS first "
+            "ON files.prefix = first.prefix WHERE files.number > first.number"
+        )
+        self._database.commit()
 
     def __len__(self) -> int:
         return int(self._num_files)
@@ -77,6 +80,17 @@ class Listing:
     def close(self) -> None:
         """Closes the file."""
         self._database.close()
+
+
+@contextmanager
+def _system_errors(path: Path) -> Iterator[None]:
+    """Turns an error of the database, which is one of its file, into the system's."""
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
+        number, reason = (errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else (errno.EIO, str(error))
+        raise OSError(number, reason, str(path)) from None
 
 
 def _numbered(row: tuple[int, bytes, str, str, int]) -> tuple[int, RecordingFile]:

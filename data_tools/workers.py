@@ -1,11 +1,13 @@
 """Dask workers, local or behind a scheduler, with a bounded number of tasks under way."""
 
+import asyncio
 import importlib
 import logging
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import version
 from types import TracebackType
@@ -73,8 +75,12 @@ class Workers:
 
     def _connect(self, distributed: Any, scheduler: str) -> None:
         try:
+            # A client that cannot connect is left half-made, and complains when it is collected as garbage. So knock first; in
+            # a thread, for this one may be a notebook's, which has an event loop of its own.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, _knock(distributed, scheduler)).result()
             self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
-        except (OSError, ValueError, ImportError) as error:
+        except (OSError, ValueError, TypeError, ImportError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start it, or leave out --scheduler") from None
         self._num_workers = sum(self._client.nthreads().values())
@@ -112,6 +118,13 @@ class Workers:
                 yield future.result()
         except distributed.KilledWorker:
             raise RuntimeError("a worker process died again and again, perhaps for want of memory; use fewer workers") from None
+
+
+async def _knock(distributed: Any, scheduler: str) -> None:
+    """Connects to a scheduler and says goodbye."""
+    arguments = distributed.Security().get_connection_args("client")
+    connection = await importlib.import_module("distributed.comm").connect(scheduler, _CONNECT_SECONDS, **arguments)
+    await connection.close()
 
 
 @contextmanager

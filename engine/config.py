@@ -2,19 +2,20 @@
 
 A configuration file is YAML. ``base: FILE`` (relative to the file that says so) starts from another file; several files and
 ``key.path=value`` words are laid over each other in the order given. An unknown key is an error that names the file it
-came from and the nearest key that exists.
+came from and the nearest key that exists. ``leads`` is short for ``data.leads``.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self
 
 import yaml
-from pydantic import Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from engine.data import DataOptions, find_leads
-from engine.models import EncoderOptions
+from engine.models import ComputeOptions, EncoderOptions
 from engine.objectives import OBJECTIVES
 from engine.options import OptionError, Options
 
@@ -48,23 +49,32 @@ class ZeroOptions(Options):
     param_persistence_threshold: int = Field(100_000, ge=0)
 
 
-class TrainOptions(Options):
-    """How long, in which batches and in which arithmetic.
-
-    ``batch_size`` counts pairs of 5-s segments, that is 10-s crops, over all ranks and accumulation steps; ``micro_batch_size``
-    is what one rank takes through the model at a time (default: all of its share).
-    """
+class TrainOptions(ComputeOptions):
+    """How long, in which batches, in which arithmetic and in which formulation of it."""
 
     steps: int | None = Field(None, gt=0)
     epochs: float | None = Field(None, gt=0)
     batch_size: int = Field(512, gt=0)
-    micro_batch_size: int | None = Field(None, gt=0)
+    """Pairs of 5-s segments, that is 10-s crops, over all ranks and accumulation steps."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """What one rank takes through the model at a time; null: all of its share. ``auto``: the largest that the device's memory
+    has room for, found when the run starts. The global objectives take their negatives from the micro-batches of all ranks, so
+    there it is part of what is trained; a run that is resumed keeps the one it began with."""
     precision: Precision = "bf16"
     gradient_clipping: float = Field(0.0, ge=0)
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    compile: bool = False
+    compile: Literal["blocks", "model"] | None = None
+    """What torch's compiler fuses. ``blocks``: each transformer block by itself, which is quick to compile, and whose gradients
+    are sent to the other ranks while earlier blocks compute theirs. ``model``: encoder and objective in one graph."""
     validate_every: int | None = Field(None, gt=0)
     validation_batches: int | None = Field(None, gt=0)
+
+    @field_validator("micro_batch_size", mode="before")
+    @classmethod
+    def _check_micro_batch_size(cls, value: object) -> object:
+        if value is None or value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            return value
+        raise ValueError(f"give a number of pairs, 1 or more, 'auto' or null, not {value!r}")
 
     @model_validator(mode="after")
     def _one_length(self) -> Self:
@@ -75,15 +85,13 @@ class TrainOptions(Options):
     def micro_batches(self, world_size: int) -> tuple[int, int]:
         """The pairs a rank takes at a time, and how many such micro-batches make its share of a step.
 
+        ``micro_batch_size=auto`` must have been resolved (:mod:`engine.training.micro_batch`).
+
         Raises:
             OptionError: if the batch does not divide over the ranks and micro-batches.
         """
-        if self.batch_size % world_size:
-            raise OptionError(
-                f"train.batch_size={self.batch_size} does not divide over {world_size} ranks: "
-                f"take a multiple of {world_size}, such as {-(-self.batch_size // world_size) * world_size}"
-            )
-        share = self.batch_size // world_size
+        share = self.share(world_size)
+        assert self.micro_batch_size != "auto"
         micro = self.micro_batch_size or share
         if share % micro:
             raise OptionError(
@@ -91,6 +99,19 @@ class TrainOptions(Options):
                 f"train.micro_batch_size={micro} does not divide: take a divisor of {share}"
             )
         return micro, share // micro
+
+    def share(self, world_size: int) -> int:
+        """The pairs of a rank in a step.
+
+        Raises:
+            OptionError: if the batch does not divide over the ranks.
+        """
+        if self.batch_size % world_size:
+            raise OptionError(
+                f"train.batch_size={self.batch_size} does not divide over {world_size} ranks: "
+                f"take a multiple of {world_size}, such as {-(-self.batch_size // world_size) * world_size}"
+            )
+        return self.batch_size // world_size
 
 
 class CheckpointOptions(Options):
@@ -128,6 +149,15 @@ class RunConfig(Options):
     checkpoint: CheckpointOptions = CheckpointOptions()
     logging: LoggingOptions = LoggingOptions()
 
+    @model_validator(mode="after")
+    def _check_compile(self) -> Self:
+        if self.train.compile and self.zero.stage == 3:
+            raise ValueError(
+                f"train.compile={self.train.compile} does not go with zero.stage=3, which fetches the weights of each layer in "
+                f"between: take train.compile=null or a lower stage"
+            )
+        return self
+
     def to_mapping(self) -> dict[str, Any]:
         """The resolved configuration as plain values, in the form that :func:`load_config` reads."""
         mapping: dict[str, Any] = self.model_dump(mode="json")
@@ -152,14 +182,20 @@ class RunConfig(Options):
             "gradient_accumulation_steps": num_accumulated,
             "gradient_clipping": self.train.gradient_clipping,
             "steps_per_print": None,
+            # DeepSpeed's own would wait for the device twice in each micro-batch.
+            "timers": {"throughput": {"enabled": False}},
             "zero_optimization": {"stage": self.zero.stage},
         }
         if self.zero.stage:
             config["zero_optimization"] |= {
-                "overlap_comm": self.zero.overlap_comm,
+                # A single rank sends nothing, and would wait for the device in each step.
+                "overlap_comm": self.zero.overlap_comm and world_size > 1,
                 "reduce_bucket_size": self.zero.reduce_bucket_size,
                 "allgather_bucket_size": self.zero.allgather_bucket_size,
             }
+        if self.zero.stage in {1, 2} and not self.train.gradient_clipping:
+            # To look at the norm, DeepSpeed waits for the device in each step; the trainer takes it without.
+            config["zero_optimization"]["compute_grad_norm"] = False
         if self.zero.stage == 3:
             config["zero_optimization"]["stage3_param_persistence_threshold"] = self.zero.param_persistence_threshold
         return config
@@ -170,17 +206,14 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
 
     Args:
         files: YAML files, later ones over earlier ones.
-        overrides: ``key.path=value`` words, values in YAML (``zero.stage=2``, ``data.leads=[I, II]``).
+        overrides: ``key.path=value`` words, values in YAML (``zero.stage=2``, ``leads=[I, II]``).
 
     Raises:
         OptionError: one line that names the file or word, the key, and what would be right.
     """
-    layers = _Layers({}, {})
-    for file in files:
-        layers = _merge(layers, _read(file, ()))
-    for word in overrides:
-        layers = _merge(layers, _parse_override(word))
-    return _validate(layers)
+    words = [_parse_override(word) for word in overrides]
+    _write_out_leads(reduce(_merge, words, _Layers({}, {})))  # refuses words that contradict each other
+    return _validate(reduce(_merge, [*(_read(file, ()) for file in files), *map(_write_out_leads, words)], _Layers({}, {})))
 
 
 class _Layers(NamedTuple):
@@ -225,14 +258,15 @@ def _read(file: Path, parents: tuple[Path, ...]) -> _Layers:
     try:
         text = file.read_text()
     except OSError as error:
-        raise OptionError(f"{file}: cannot be read: {error.strerror}") from None
+        hint = _nearest_file(file) if isinstance(error, FileNotFoundError) else ""
+        raise OptionError(f"{file}: cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
         raise OptionError(f"{file}: not a text file in UTF-8: {error}") from None
     values = _load_yaml(text, str(file))
     if not isinstance(values, dict):
         raise OptionError(f"{file}: must hold a mapping of keys to values, got {type(values).__name__}")
     base = values.pop("base", None)
-    own = _Layers(values, {leaf: str(file) for leaf in _leaves(values)})
+    own = _write_out_leads(_Layers(values, {leaf: str(file) for leaf in _leaves(values)}))
     if base is None:
         return own
     return _merge(_read(file.parent / str(base), (*parents, file.resolve())), own)
@@ -246,6 +280,21 @@ def _parse_override(word: str) -> _Layers:
     for part in reversed(key.split(".")):
         values = {part: values}
     return _Layers(values, dict.fromkeys(_leaves(values), f"'{word}'"))
+
+
+def _write_out_leads(layer: _Layers) -> _Layers:
+    """Writes ``leads`` out as ``data.leads``, within one file or within the words of the command line."""
+    data = layer.values.get("data", {})
+    if "leads" not in layer.values or not isinstance(data, dict):
+        return layer
+    leads, source = layer.values["leads"], layer.source("leads")
+    if data.get("leads", leads) != leads:
+        raise OptionError(
+            f"{source}: leads={leads} is short for data.leads, which {layer.source('data.leads')} sets to {data['leads']}: "
+            f"give one of them"
+        )
+    values = {key: value for key, value in layer.values.items() if key != "leads"}
+    return _Layers(values | {"data": data | {"leads": leads}}, layer.sources | {"data.leads": source})
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
@@ -280,12 +329,16 @@ def _validate(layers: _Layers) -> RunConfig:
         raise _config_error(error, RunConfig, layers, ()) from None
     num_leads = len(find_leads(config.data.leads))
     if "num_leads" not in config.model.model_fields_set:
-        return config.model_copy(update={"model": config.model.model_copy(update={"num_leads": num_leads})})
+        config = config.model_copy(update={"model": config.model.model_copy(update={"num_leads": num_leads})})
     if config.model.num_leads != num_leads:
         raise OptionError(
             f"{layers.source('model.num_leads')}: model.num_leads={config.model.num_leads}, but data.leads gives {num_leads}: "
             f"leave model.num_leads out, it follows from the leads"
         )
+    try:
+        OBJECTIVES[config.objective.name].check_encoder(config.model)
+    except OptionError as error:
+        raise OptionError(f"{layers.source('data.leads')}: {error}") from None
     return config
 
 
@@ -315,12 +368,14 @@ def _config_error(error: ValidationError, root: type[Options], layers: _Layers, 
     where = f"{layers.source(path)}: {path}"
     if first["type"] == "extra_forbidden":
         parent, key = first["loc"][:-1], str(first["loc"][-1])
-        text = f"no such key{_nearest(key, _fields(root, parent), '.'.join([*prefix, *map(str, parent)]))}"
+        known = _fields(root, parent) + ["leads"] * (root is RunConfig and not parent)
+        text = f"no such key{_nearest(key, known, '.'.join([*prefix, *map(str, parent)]))}"
     elif first["type"] == "missing":
         text = "is missing"
     elif first["type"] == "value_error":
         text = str(first["ctx"]["error"])
-        where = where if path else layers.source("train")
+        if path not in layers.sources:  # of several keys together: which of their sources is to blame, nobody knows
+            where = path or layers.source("train")
     else:
         text = f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
@@ -337,6 +392,12 @@ def _fields(model: type[Options], location: Sequence[int | str]) -> list[str]:
             return []
         model = nested[0]
     return list(model.model_fields)
+
+
+def _nearest_file(file: Path) -> str:
+    """Names the configuration file in the same folder that was probably meant."""
+    near = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*.yaml")], n=1, cutoff=0.5)
+    return f"; did you mean '{file.parent / near[0]}'?" if near else ""
 
 
 def _nearest(key: str, known: Sequence[str] | Mapping[str, object], parent: str = "") -> str:

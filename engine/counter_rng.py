@@ -20,7 +20,7 @@ _GOLDEN = 0x9E3779B9
 
 
 class Stream(IntEnum):
-    """What a number is drawn for. Two streams never share numbers; add new ones at the end."""
+    """What a number is drawn for: what two streams draw for a row is independent. Add new ones at the end."""
 
     RANDOM_LEAD_MASKING = 1
     SPAN_STARTS = 2

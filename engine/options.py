@@ -1,8 +1,8 @@
 """The base of every component's options: typed, frozen, and strict about unknown keys."""
 
-from typing import Literal
+from typing import Literal, get_args
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
 # Which two 5-s segments of a crop a pair holds: its "adjacent" halves in order, or the "same" half twice, as two views that
 # are augmented independently. An objective says which; a loader serves it.
@@ -16,6 +16,17 @@ class Options(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_truth_value(cls, value: object, info: ValidationInfo) -> object:
+        """Python's True is a number, 1; but whoever writes ``p: yes``, which YAML takes for True, means something else."""
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
+            raise ValueError(
+                f"'{str(value).lower()}' is a truth value (in YAML yes, no, on and off are too), which is not asked for"
+            )
+        return value
 
 
 class OptionError(ValueError):

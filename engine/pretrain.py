@@ -56,7 +56,8 @@ def main() -> int:
         status = _fail(error, speak=ranks.is_main)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
-        leave(_fail(f"rank {ranks.rank}: {reason}: take a smaller train.micro_batch_size, or a higher zero.stage", speak=True))
+        remedy = "take train.micro_batch_size=auto or a smaller one, or train.activation_checkpointing=true"
+        leave(_fail(f"rank {ranks.rank}: {reason}: {remedy}", speak=True))
     except KeyboardInterrupt:
         leave(130)
     except Exception as error:  # noqa: BLE001 -- told here, as the process ends before Python would tell
@@ -101,6 +102,7 @@ def _run(config: RunConfig, ranks: Ranks) -> None:
     held: list[TextIO] = []
     ranks.first(lambda: held.append(claim(config.output_dir)))
     trainer = prepare(config, ranks)
+    config = trainer.config
     ranks.first(lambda: _open_outputs(config, ranks, trainer))
     try:
         trainer.run()
@@ -120,6 +122,7 @@ def _open_outputs(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
 def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
     num_parameters = sum(math.prod(shape) for shape in trainer.info.shapes.values())
     start_from = f"step {trainer.info.step}, from a checkpoint" if trainer.info.step else "the beginning"
+    micro_size, _ = config.train.micro_batches(ranks.world_size)
     counts = ", ".join(f"{name} {store.num_crops:,}" for name, store in trainer.stores.items())
     return align(
         {
@@ -127,7 +130,7 @@ def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
             "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",
             "crops": f"{counts}, read with {trainer.loader.name} from {config.data.path}",
             "ranks": f"{ranks.world_size} x {ranks.device.type}, ZeRO-{config.zero.stage}",
-            "batch": f"{config.train.batch_size} pairs of segments",
+            "batch": f"{config.train.batch_size} pairs of segments, {micro_size} at a time on each rank",
             "steps": f"{trainer.num_steps:,}, from {start_from}",
             "output": str(config.output_dir),
         }

@@ -3,9 +3,14 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic import write_cohort
+
+# How long an example takes says nothing of the code where the machine is shared.
+settings.register_profile("no-deadline", deadline=None)
+settings.load_profile("no-deadline")
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 

@@ -106,3 +106,24 @@ def global_loss(pooled: Tensor, patient: Tensor, form: str, temperature: float) 
             denominator = denominator + (cosine(pooled[i], pooled[k]) / temperature).exp()
         total = total - torch.log((cosine(pooled[i], pooled[j]) / temperature).exp() / denominator)
     return total / len(pooled)
+
+
+def patient_loss(pooled: Tensor, patient: Tensor, temperature: float) -> Tensor:
+    """3KG: each positive of an anchor alone against the anchor's negatives, mean over all ordered pairs of one patient.
+
+    Args:
+        pooled: [2 N, D].
+        patient: [2 N].
+        temperature: tau.
+    """
+    losses = []
+    for i in range(len(pooled)):
+        negatives = pooled.new_zeros(())
+        for k in range(len(pooled)):
+            if patient[k] != patient[i]:
+                negatives = negatives + (cosine(pooled[i], pooled[k]) / temperature).exp()
+        for j in range(len(pooled)):
+            if j != i and patient[j] == patient[i]:
+                positive = (cosine(pooled[i], pooled[j]) / temperature).exp()
+                losses.append(-torch.log(positive / (positive + negatives)))
+    return torch.stack(losses).mean()

@@ -8,11 +8,30 @@ from engine.objectives import (
     OBJECTIVES,
     CMSCOptions,
     PretrainingModel,
+    SimCLROptions,
+    ThreeKGOptions,
     W2VCMSCOptions,
     W2VOptions,
 )
-from engine.objectives.cmsc import CMSCForm
 from engine.options import Options
+
+_W2V = {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}
+_FIXED_COUNT = W2VOptions.model_validate(_W2V | {"masking": "fixed_count"})
+_SYMMETRIC = CMSCOptions(form="symmetric")
+_OFFICIAL = CMSCOptions(form="symmetric", negatives="own_rank", constant_norms=True)
+
+# Every objective in each of its forms: name in the table OBJECTIVES, tiny options.
+EVERY_OBJECTIVE: dict[str, tuple[str, Options]] = {
+    "w2v": ("w2v", W2VOptions.model_validate(_W2V)),
+    "w2v-fixed_count": ("w2v", _FIXED_COUNT),
+    "cmsc": ("cmsc", CMSCOptions()),
+    "cmsc-symmetric": ("cmsc", _SYMMETRIC),
+    "w2v_cmsc": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V))),
+    "w2v_cmsc-symmetric": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V), cmsc=_SYMMETRIC)),
+    "w2v_cmsc-official": ("w2v_cmsc", W2VCMSCOptions(w2v=_FIXED_COUNT, cmsc=_OFFICIAL)),
+    "simclr": ("simclr", SimCLROptions()),
+    "3kg": ("3kg", ThreeKGOptions()),
+}
 
 NO_DROPOUT = {"feature_dropout": 0.0, "input_dropout": 0.0, "dropout": 0.0, "attention_dropout": 0.0}
 
@@ -31,16 +50,14 @@ def tiny_encoder_options(**changes: object) -> EncoderOptions:
     return EncoderOptions.model_validate(sizes | NO_DROPOUT | changes)
 
 
-def tiny_model(objective: str, form: CMSCForm = "ntxent", seed: int = 0, **changes: object) -> PretrainingModel:
-    """A tiny model in training mode, with weights from the seed."""
+def tiny_model(case: str, seed: int = 0, **changes: object) -> PretrainingModel:
+    """A tiny model of :data:`EVERY_OBJECTIVE` in training mode, with weights from the seed."""
+    name, options = EVERY_OBJECTIVE[case]
     encoder_options = tiny_encoder_options(**changes)
-    w2v = W2VOptions(final_width=16, code_width=16, num_codes=10, num_negatives=20)
-    cmsc = CMSCOptions(form=form)
-    options: dict[str, Options] = {"w2v": w2v, "cmsc": cmsc, "w2v_cmsc": W2VCMSCOptions(w2v=w2v, cmsc=cmsc)}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = Encoder(encoder_options)
-        return PretrainingModel(encoder, OBJECTIVES[objective](options[objective], encoder_options), seed=seed)
+        return PretrainingModel(encoder, OBJECTIVES[name](options, encoder_options), seed=seed)
 
 
 def random_batch(num_pairs: int, num_samples: int = 640, seed: int = 0) -> tuple[Tensor, Tensor]:

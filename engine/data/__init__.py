@@ -56,7 +56,7 @@ def make_loader(
         OptionError: a device that is not there, a loader that is not installed, numbers that do not fit together.
     """
     device = torch.device(device)
-    name = options.loader
+    name: str = options.loader
     if name == "auto":
         name = best_loader(device)
         _logger.info("data.loader=auto: taking the %s loader", name)

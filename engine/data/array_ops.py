@@ -113,7 +113,7 @@ def make_dali_ops() -> ArrayOps:
         counting=lambda shape, like: types.Constant(_count(shape), device=like.device),
         constant=lambda numbers, like: types.Constant(numbers, device=like.device),
         word=word,
-        # DALI has no shifts; dividing an unsigned number by a power of two is one.
+        # Older versions of DALI have no shifts; dividing an unsigned number by a power of two is one.
         shift_right=lambda words, num_bits: words // word(1 << num_bits),
         to_float=lambda array: fn.cast(array, dtype=types.FLOAT),
         concat=lambda arrays, axis: fn.cat(*arrays, axis=axis),

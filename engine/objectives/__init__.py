@@ -5,14 +5,19 @@ pretraining.py  encoder and objective as the module that is trained
 w2v.py          local: wav2vec 2.0
 cmsc.py         global: contrastive multi-segment coding
 w2v_cmsc.py     their sum
+simclr.py       global: two augmented views of a segment
+three_kg.py     global: two views of a segment, turned in the vectorcardiogram
+contrast.py     what the global ones share: segments compared with those of all ranks
 masking.py      span masks
 negatives.py    negatives as multiplicities
-distributed.py  sums and gathers over ranks, with gradient
+distributed.py  collectives over ranks, with gradient
 """
 
 from engine.objectives.cmsc import CMSC, CMSCOptions
 from engine.objectives.pretraining import PretrainingModel
 from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.simclr import SimCLR, SimCLROptions
+from engine.objectives.three_kg import ThreeKG, ThreeKGDraws, ThreeKGOptions
 from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
 from engine.objectives.w2v_cmsc import W2VCMSC, W2VCMSCOptions
 
@@ -20,6 +25,8 @@ OBJECTIVES: dict[str, type[Objective]] = {
     "w2v": W2V,
     "cmsc": CMSC,
     "w2v_cmsc": W2VCMSC,
+    "simclr": SimCLR,
+    "3kg": ThreeKG,
 }
 """Name in a configuration -> class; the class names its options (``options_class``)."""
 
@@ -32,6 +39,11 @@ __all__ = [
     "DrawKeys",
     "Objective",
     "PretrainingModel",
+    "SimCLR",
+    "SimCLROptions",
+    "ThreeKG",
+    "ThreeKGDraws",
+    "ThreeKGOptions",
     "W2VCMSCOptions",
     "W2VDraws",
     "W2VOptions",

@@ -1,4 +1,4 @@
-"""Sums and gathers over ranks that gradients pass through.
+"""Collectives over ranks: sums and gathers that gradients pass through, and a minimum.
 
 DeepSpeed averages gradients over ranks, so an objective returns on each rank world_size times its share of the global
 loss. The backward passes here are the exact adjoints of the forward ones; both then give the gradient of the global loss.
@@ -7,21 +7,40 @@ Without a process group, or with one rank, these functions return their input.
 Legend: W ranks, n rows of this rank.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+_is_alone = False
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Within it this rank takes itself for the only one: for a trial that may fail on one rank and not on another."""
+    global _is_alone  # noqa: PLW0603 -- like the process group, of the process and not of a call
+    _is_alone = True
+    try:
+        yield
+    finally:
+        _is_alone = False
+
 
 def world_size() -> int:
     """Number of ranks that share a global batch."""
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    return dist.get_world_size() if _has_group() else 1
 
 
 def rank() -> int:
     """This rank's place among them."""
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return dist.get_rank() if _has_group() else 0
+
+
+def _has_group() -> bool:
+    return dist.is_available() and dist.is_initialized() and not _is_alone
 
 
 class _Sum(torch.autograd.Function):
@@ -60,6 +79,15 @@ def sum_over_ranks(x: Tensor) -> Tensor:
         return x
     total: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
     return total
+
+
+def min_over_ranks(x: Tensor) -> Tensor:
+    """Elementwise minimum of ``x`` (of the same shape on each rank) over all ranks, without gradient."""
+    if world_size() == 1:
+        return x
+    lowest = x.detach().clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(lowest, op=dist.ReduceOp.MIN)
+    return lowest
 
 
 def gather_ranks(x: Tensor) -> Tensor:

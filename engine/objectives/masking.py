@@ -7,7 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.counter_rng import uniform
+from engine.counter_rng import random_bits, uniform
+from engine.objectives.distributed import min_over_ranks
+
+_HIGHEST = torch.iinfo(torch.int32).max
 
 
 def span_mask(key: Tensor, rows: Tensor, num_tokens: int, start_probability: float, span: int) -> Tensor:
@@ -26,9 +29,49 @@ def span_mask(key: Tensor, rows: Tensor, num_tokens: int, start_probability: flo
     Returns:
         bool [S, T], on the device of ``rows``.
     """
-    starts = (uniform(key, rows, num_tokens) < start_probability).float()
+    return _spans(uniform(key, rows, num_tokens) < start_probability, span)
+
+
+def counted_span_mask(
+    start_key: Tensor, trim_key: Tensor, rows: Tensor, num_tokens: int, num_spans: Tensor, span: int
+) -> Tensor:
+    """Masks the same number of spans in each segment, then trims all segments to the same number of masked tokens.
+
+    The official code's rule. The spans are whole: their starts are drawn without replacement from all tokens but the last
+    ``span``. As spans may overlap, segments differ in how many tokens are masked; from each, tokens are released at random
+    until as many are masked as in the batch's segment with the fewest. The batch is that of all ranks.
+
+    Args:
+        start_key: int32 scalar, the random key of the starts.
+        trim_key: int32 scalar, the random key of what is released.
+        rows: int64 [S], global numbers of the segments.
+        num_tokens: T.
+        num_spans: int64 scalar, below T.
+        span: length of a span in tokens.
+
+    Returns:
+        bool [S, T], on the device of ``rows``.
+    """
+    token = torch.arange(num_tokens, device=rows.device)
+    # In a segment too short for so many whole spans, there is one place more than spans, and the last ones are cut off.
+    num_places = (num_spans + 1).clamp(min=num_tokens - span)
+    starts = _lowest(random_bits(start_key, rows, num_tokens), token < num_places, num_spans)
+    mask = _spans(starts, span)
+    fewest = min_over_ranks(mask.sum(1).min())
+    return _lowest(random_bits(trim_key, rows, num_tokens), mask, fewest)
+
+
+def _spans(starts: Tensor, span: int) -> Tensor:
+    """The tokens that spans from these starts cover: bool [S, T] -> bool [S, T]."""
     # A token is masked if one of the last `span` tokens up to itself is a start.
-    return F.max_pool1d(F.pad(starts, (span - 1, 0))[:, None], span, stride=1)[:, 0] > 0
+    return F.max_pool1d(F.pad(starts.float(), (span - 1, 0))[:, None], span, stride=1)[:, 0] > 0
+
+
+def _lowest(bits: Tensor, allowed: Tensor, count: Tensor) -> Tensor:
+    """Chooses ``count`` of the allowed columns of each row, those with the lowest bits: bool [S, T]."""
+    # Halved, so that none of them is as high as those that are not allowed.
+    places = torch.where(allowed, bits >> 1, _HIGHEST).argsort(dim=1, stable=True).argsort(dim=1)
+    return (places < count) & allowed
 
 
 def token_weights(mask: Tensor) -> Tensor:

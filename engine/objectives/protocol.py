@@ -1,7 +1,7 @@
 """What an objective is: it draws what is random, and turns an encoder and a batch into a loss.
 
 To add an objective: a file with its options and a subclass of :class:`Objective`, one line in ``OBJECTIVES``
-(``engine/objectives/__init__.py``), and its float64 reference in the tests.
+(``engine/objectives/__init__.py``), its float64 reference in the tests, and a preset; CONTRIBUTING.md has a walk-through.
 
 Legend: N pairs (10-s crops) of this rank, C leads, T samples of a segment.
 """
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from engine.counter_rng import Stream, fold_key, key_at
 from engine.models import Encoder, EncoderOptions
-from engine.options import Options
+from engine.objectives.distributed import rank
+from engine.options import Options, SegmentPair
 
 
 class DrawKeys(NamedTuple):
@@ -41,21 +42,32 @@ class DrawKeys(NamedTuple):
         """Global row numbers of this rank's segments (two per pair): int64 [num_segments]."""
         return torch.arange(num_segments, device=device) + 2 * self.row0
 
+    def batch_row(self, num_segments: int, device: torch.device) -> Tensor:
+        """Row of the first segment of all ranks, the same on each: int64 [1], for what is drawn once for all of them."""
+        return torch.zeros(1, dtype=torch.int64, device=device) + 2 * self.row0 - rank() * num_segments
+
 
 class Objective(nn.Module, ABC):
     """A pre-training objective with the heads it needs.
 
     A subclass takes (options, encoder_options), names its options class, and keeps to these rules: nothing waits for the
-    device, shapes do not depend on values, and the loss does not depend on how many ranks share a global batch. As
-    DeepSpeed averages gradients over ranks, each rank returns the number of ranks times its share of the global loss; the
-    mean of the losses over ranks is the global loss, and the same holds for every metric.
+    device, shapes do not depend on values, and the loss does not depend on how many ranks share a global batch, unless an
+    option asks for just that. As DeepSpeed averages gradients over ranks, each rank returns the number of ranks times its
+    share of the global loss; the mean of the losses over ranks is the global loss, and the same holds for every metric.
     """
 
     options_class: ClassVar[type[Options]]
+    pair: ClassVar[SegmentPair] = "adjacent"
+    """Which two segments of a crop the loader pairs."""
 
     @abstractmethod
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         super().__init__()
+        self.check_encoder(encoder_options)
+
+    @classmethod
+    def check_encoder(cls, encoder_options: EncoderOptions) -> None:
+        """Refuses, with an :class:`OptionError` that says why, an encoder that the objective cannot train; none here."""
 
     @abstractmethod
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:
@@ -74,7 +86,7 @@ class Objective(nn.Module, ABC):
 
         Args:
             encoder: runs within this call.
-            segments: [N, 2, C, T] in mV; row n holds two adjacent segments of one crop.
+            segments: [N, 2, C, T] in mV; row n holds two segments of one crop, paired as ``pair`` says.
             patient: int64 [N], a number for each crop's patient.
             draws: from :meth:`draw`, or given by a test.
 

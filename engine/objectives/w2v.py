@@ -7,7 +7,7 @@ Legend: N pairs, S = 2 N segments, C leads, T tokens, G groups, V codes per grou
 """
 
 import math
-from typing import ClassVar, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -18,18 +18,26 @@ from engine.counter_rng import Stream, uniform
 from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
 from engine.models.layers import Linear
 from engine.objectives.distributed import sum_over_ranks, world_size
-from engine.objectives.masking import span_mask, token_weights
+from engine.objectives.masking import counted_span_mask, span_mask, token_weights
 from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
 from engine.objectives.protocol import DrawKeys, Objective
 from engine.options import Options
+
+Masking = Literal["independent_starts", "fixed_count"]
+MIN_SPANS = 2  # of a segment under ``fixed_count``
 
 
 class W2VOptions(Options):
     """Options of the local objective; the defaults are wav2vec 2.0's, as the paper uses them."""
 
+    masking: Masking = "independent_starts"
+    """``independent_starts``: each token starts a masked span with ``mask_probability`` (the paper). ``fixed_count``: each
+    segment has ``mask_probability`` times the number of tokens such spans, rounded at random and at least two, and is then
+    trimmed so that all have the same number of masked tokens (the official code)."""
     mask_probability: float = Field(default=0.065, gt=0, le=1)
-    """That a token starts a masked span."""
+    """That a token starts a masked span, exactly or on average."""
     mask_span: int = Field(default=10, ge=1)
+    """Length of a masked span in tokens."""
     num_negatives: int = Field(default=100, ge=1)
     temperature: float = Field(default=0.1, gt=0)
     final_width: int = Field(default=256, ge=1)
@@ -106,7 +114,7 @@ class W2V(Objective):
         """Draws masks, negatives and, in training, Gumbel noise."""
         o = self.options
         rows = keys.segment_rows(num_segments, device)
-        mask = span_mask(keys.key(Stream.SPAN_STARTS, device), rows, num_tokens, o.mask_probability, o.mask_span)
+        mask = self._draw_mask(keys, rows, num_tokens)
         counts = draw_negative_counts(keys.key(Stream.NEGATIVES, device), rows, mask, o.num_negatives)
         noise = None
         if self.training:
@@ -114,6 +122,17 @@ class W2V(Objective):
             draws = uniform(keys.key(Stream.GUMBEL, device), rows, math.prod(shape[1:]))
             noise = -torch.log(-torch.log(draws)).view(shape)
         return W2VDraws(mask, counts, noise, gumbel_temperature(o, keys.step_on(device)))
+
+    def _draw_mask(self, keys: DrawKeys, rows: Tensor, num_tokens: int) -> Tensor:
+        """Draws which tokens are masked, as ``masking`` says: bool [S, T]."""
+        o, device = self.options, rows.device
+        start_key = keys.key(Stream.SPAN_STARTS, device)
+        if o.masking == "independent_starts":
+            return span_mask(start_key, rows, num_tokens, o.mask_probability, o.mask_span)
+        batch_row = keys.batch_row(rows.shape[0], device)
+        rounding = uniform(keys.key(Stream.SPAN_COUNT, device), batch_row, 1)[0, 0]
+        num_spans = (o.mask_probability * num_tokens + rounding).long().clamp(min=MIN_SPANS)
+        return counted_span_mask(start_key, keys.key(Stream.SPAN_TRIMMING, device), rows, num_tokens, num_spans, o.mask_span)
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`."""
@@ -164,7 +183,7 @@ class W2V(Objective):
         """Over the masked tokens of all ranks: mean softmax [G, V], share of each code without noise [G, V], number []."""
         num_codes = quantized.logits.shape[-1]
         softmax_sum = torch.einsum("st,stgv->gv", weights, quantized.logits.softmax(-1))
-        choices = F.one_hot(quantized.logits.argmax(-1), num_codes).float()
+        choices = quantizer.one_hot(quantized.logits.argmax(-1), num_codes)
         usage_sum = torch.einsum("st,stgv->gv", weights, choices)
         # One collective for all three.
         sums = sum_over_ranks(torch.cat([softmax_sum.flatten(), usage_sum.flatten(), weights.sum()[None]]))

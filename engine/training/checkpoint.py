@@ -14,11 +14,11 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from data_tools.files import sync_folder, write_text
@@ -28,6 +28,14 @@ from engine.training.distributed import Ranks, has_lost_a_rank
 FORMAT_VERSION = 1
 _PARTIAL = ".partial-"
 _TAG = "deepspeed"
+
+
+@dataclass(frozen=True)
+class FileDescription:
+    """What a file of a checkpoint must be: its size in bytes and its SHA-256."""
+
+    size: int
+    sha256: str
 
 
 @dataclass(frozen=True)
@@ -44,7 +52,10 @@ class CheckpointInfo:
     valid_loss: float | None = None
     best_valid_loss: float | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: dict[str, FileDescription] = field(default_factory=dict)
+
+
+_INFO: Final = TypeAdapter(CheckpointInfo)
 
 
 class Checkpoints:
@@ -85,7 +96,7 @@ class Checkpoints:
                 f"{self.folder / name}: the checkpoint could not be written ({reason}): see that the disk has room, then "
                 f"start again; the earlier checkpoints are whole"
             ) from error
-        self._ranks.first(lambda: self._publish(partial, CheckpointInfo(**{**asdict(info), "files": files})))
+        self._ranks.first(lambda: self._publish(partial, replace(info, files=files)))
         return self.folder / name
 
     def newest(self) -> tuple[Path, CheckpointInfo] | None:
@@ -134,7 +145,7 @@ class Checkpoints:
         except OSError as error:
             raise OptionError(f"{partial}: cannot be made: {error.strerror}") from None
 
-    def _hash_files(self, partial: Path) -> dict[str, dict[str, Any]]:
+    def _hash_files(self, partial: Path) -> dict[str, FileDescription]:
         """Sizes and hashes of all files, each computed and flushed to disk by one rank."""
         # One rank lists them: on a network file system another machine may not see every new file yet.
         names: list[str] = self._ranks.first(
@@ -183,6 +194,25 @@ class Checkpoints:
             shutil.rmtree(path)
 
 
+def read_checkpoint(path: Path) -> CheckpointInfo:
+    """Reads ``checkpoint.json`` and checks every file it names, without other ranks.
+
+    Raises:
+        OptionError: if the checkpoint is not whole.
+    """
+    info = _read_info(path)
+    for name, expected in sorted(info.files.items()):
+        problem = _compare(path / name, expected)
+        if problem is not None:
+            raise OptionError(f"{path}: the checkpoint is damaged: {problem}")
+    return info
+
+
+def weights_folder(path: Path) -> Path:
+    """Where in a checkpoint DeepSpeed's files are."""
+    return path / _TAG
+
+
 def check_fits(path: Path, info: CheckpointInfo, model: nn.Module, world_size: int, zero_stage: int) -> None:
     """Compares a checkpoint with the model and the ranks that are to go on from it.
 
@@ -218,35 +248,38 @@ def _name(step: int) -> str:
 def _read_info(path: Path) -> CheckpointInfo:
     file = path / "checkpoint.json"
     try:
-        content: Mapping[str, Any] = json.loads(file.read_text())
+        content = json.loads(file.read_text())
     except OSError as error:
         raise OptionError(f"{file}: cannot be read ({error.strerror}): give the folder of a whole checkpoint") from None
     except ValueError as error:
         raise OptionError(f"{file}: is damaged: {error}") from None
+    if not isinstance(content, dict):
+        raise OptionError(f"{file}: is damaged: it holds no mapping")
     version = content.get("format_version")
     if version != FORMAT_VERSION:
         raise OptionError(
             f"{file}: has format version {version}, this engine reads {FORMAT_VERSION}: take the engine that wrote it"
         )
     try:
-        return CheckpointInfo(**content)
-    except TypeError as error:
-        raise OptionError(f"{file}: is damaged: {error}") from None
+        return _INFO.validate_python(content)
+    except ValidationError as error:
+        mistake = error.errors()[0]
+        raise OptionError(f"{file}: is damaged: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
 
 
-def _describe(path: Path, *, flush: bool = False) -> dict[str, Any]:
+def _describe(path: Path, *, flush: bool = False) -> FileDescription:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         if flush:
             os.fsync(file.fileno())
-    return {"size": path.stat().st_size, "sha256": digest}
+    return FileDescription(path.stat().st_size, digest)
 
 
-def _compare(path: Path, expected: Mapping[str, Any]) -> str | None:
+def _compare(path: Path, expected: FileDescription) -> str | None:
     if not path.is_file():
         return f"{path.name} is missing"
-    if path.stat().st_size != expected["size"]:
-        return f"{path.name} has {path.stat().st_size} bytes instead of {expected['size']}"
+    if path.stat().st_size != expected.size:
+        return f"{path.name} has {path.stat().st_size} bytes instead of {expected.size}"
     if _describe(path) != expected:
         return f"{path.name} has changed since it was written"
     return None

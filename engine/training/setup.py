@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from contextlib import suppress
 from dataclasses import replace
 from importlib.metadata import version
@@ -17,10 +18,13 @@ from data_tools.shards.dataset import Dataset
 from engine.config import RunConfig
 from engine.data import CropStore, Loader, SampleOrder, make_loader
 from engine.models import Encoder
+from engine.models.feature_encoder import samples_per_token
+from engine.models.functional import SDPA_BACKENDS, attention
 from engine.objectives import OBJECTIVES, PretrainingModel
 from engine.options import OptionError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
 from engine.training.distributed import Ranks
+from engine.training.micro_batch import resolve_micro_batch_size
 from engine.training.optimizer import make_optimizer
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES, Trainer
@@ -29,22 +33,27 @@ from engine.training.trainer import DTYPES, Trainer
 def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
     """Makes everything ready for the first step, the newest checkpoint loaded if the run goes on from one.
 
+    The trainer's configuration is the given one with ``train.micro_batch_size=auto`` resolved.
+
     Raises:
         OptionError, DatasetError: one line for the user; the same on every rank.
     """
-    micro_size, _ = config.train.micro_batches(ranks.world_size)
+    if config.train.micro_batch_size != "auto":
+        config.train.micro_batches(ranks.world_size)  # a mistake in them is told at once
     dataset = open_dataset(config, ranks)
     stores = {"train": CropStore(dataset, config.data.train_split)}
     if config.data.valid_split in dataset.manifest.counts:
         stores["valid"] = CropStore(dataset, config.data.valid_split)
-    loaders = {name: _make_loader(config, store, ranks, micro_size) for name, store in stores.items()}
-
-    model = make_model(config)
-    shapes = parameter_shapes(model)
     checkpoints = Checkpoints(
         config.output_dir / "checkpoints", ranks, keep_last=config.checkpoint.keep_last, keep_best=config.checkpoint.keep_best
     )
     start = _find_start(config, checkpoints)
+    config = resolve_micro_batch_size(config, lambda: make_model(config), ranks, start[1] if start else None)
+    micro_size, _ = config.train.micro_batches(ranks.world_size)
+    loaders = {name: _make_loader(config, store, ranks, micro_size) for name, store in stores.items()}
+
+    model = make_model(config)
+    shapes = parameter_shapes(model)
     if start is not None:
         check_fits(start[0], start[1], model, ranks.world_size, config.zero.stage)
         loaders["train"].load_state_dict(start[1].loader)
@@ -76,18 +85,44 @@ def make_model(config: RunConfig) -> PretrainingModel:
     """The encoder with its objective, the same initial weights for the same seed."""
     torch.manual_seed(config.seed)
     objective = OBJECTIVES[config.objective.name](config.objective.options, config.model)
-    return PretrainingModel(Encoder(config.model), objective, seed=config.seed)
+    return PretrainingModel(Encoder(config.model, config.train), objective, seed=config.seed)
 
 
 def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any:
-    """DeepSpeed's engine around the model, with the optimiser."""
+    """DeepSpeed's engine around the model, with the optimiser, compiled if ``train.compile`` says so.
+
+    Raises:
+        OptionError: if ``train.attention`` names a kernel that does not exist for this device, dtype and width.
+    """
     import deepspeed
 
+    _check_attention(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
-    if config.train.compile:
+    if config.train.compile == "model":
         engine.module.compile()
+    elif config.train.compile == "blocks":
+        for block in engine.module.encoder.blocks:
+            block.compile()
     return engine
+
+
+def _check_attention(config: RunConfig, device: torch.device) -> None:
+    """Tries the attention kernel on one segment: torch knows only then whether it has it."""
+    backend, o = config.train.attention, config.model
+    if backend not in SDPA_BACKENDS:
+        return
+    shape = (3, 1, o.num_heads, SEGMENT_SAMPLES // samples_per_token(o.feature_blocks), o.width // o.num_heads)
+    qkv = torch.zeros(shape, device=device, dtype=DTYPES[config.train.precision], requires_grad=True)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # torch's reasons, for each kernel that it was not to take
+            q, k, v = qkv.unbind()
+            attention(q, k, v, o.attention_dropout, backend).sum().backward()
+    except RuntimeError:
+        raise OptionError(
+            f"train.attention={backend}: torch has no such kernel on {device.type} for {config.train.precision}, {o.num_heads} "
+            f"heads of width {shape[-1]} and model.attention_dropout={o.attention_dropout}: take train.attention=auto"
+        ) from None
 
 
 def _set_optimizer_options(optimizer: Any, config: RunConfig) -> None:
@@ -165,6 +200,7 @@ def _make_loader(config: RunConfig, store: CropStore, ranks: Ranks, micro_size: 
         rank=ranks.rank,
         world_size=ranks.world_size,
         device=ranks.device,
+        pair=OBJECTIVES[config.objective.name].pair,
     )
 
 

@@ -3,12 +3,13 @@
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+import torch.distributed as dist
+from torch import Tensor
 
 from data_tools.files import write_text
 from data_tools.shards.manifest import DatasetError
@@ -92,6 +93,8 @@ class Trainer:
         self._dtype = DTYPES[config.train.precision]
         self._micro_size, self._num_accumulated = config.train.micro_batches(ranks.world_size)
         self._pending: _Launched | None = None
+        zero = config.deepspeed(ranks.world_size)["zero_optimization"]
+        self._deepspeed_takes_norm = zero["stage"] > 0 and zero.get("compute_grad_norm", True)
 
     def run(self) -> None:
         """Trains to the last step, validating and saving on the way.
@@ -104,7 +107,7 @@ class Trainer:
             self._train_step()
             step = self.progress.step
             last = step == self.num_steps
-            valid_loss = self._validate() if self._is_due(self.config.train.validate_every, last=last) else None
+            valid_loss = self.validate() if self._is_due(self.config.train.validate_every, last=last) else None
             better = valid_loss is not None and valid_loss < self.progress.best_valid_loss
             if valid_loss is not None and better:
                 self.progress.best_valid_loss = valid_loss
@@ -143,10 +146,10 @@ class Trainer:
             for name, value in {"loss": loss, **figures}.items():
                 part = value.detach() / self._num_accumulated
                 totals[name] = totals[name] + part if name in totals else part
-            if micro == self._num_accumulated - 1 and self.config.zero.stage == 0:
-                totals["gradient_norm"] = _gradient_norm(self.engine.module)
+            if micro == self._num_accumulated - 1 and not self._deepspeed_takes_norm:
+                totals["gradient_norm"] = _gradient_norm(self.engine)
             self.engine.step()
-        if self.config.zero.stage:
+        if self._deepspeed_takes_norm:
             totals["gradient_norm"] = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.ranks.device)
         self.progress.step += 1
         pending = PendingFigures(
@@ -170,8 +173,9 @@ class Trainer:
             raise RankError(f"rank {self.ranks.rank}: {error}") from error
 
     def _forward(self, segments: Tensor, patient: Tensor, step: int, row0: int) -> tuple[Tensor, dict[str, Tensor]]:
-        step_on_device = torch.full((), step, dtype=torch.int64, device=self.ranks.device)
-        loss, figures = self.engine(segments.to(self._dtype), patient, step_on_device, row0)
+        # On the device, where a compiled graph sees a tensor: it would be compiled again for another Python number.
+        numbers = (torch.full((), number, dtype=torch.int64, device=self.ranks.device) for number in (step, row0))
+        loss, figures = self.engine(segments.to(self._dtype), patient, *numbers)
         return loss, figures
 
     def _read_pending(self) -> None:
@@ -252,7 +256,7 @@ class Trainer:
         self.checkpoints.save(self.engine, info)
         self.progress.saved_step = self.progress.step
 
-    def _validate(self) -> float | None:
+    def validate(self) -> float | None:
         """The loss over the validation split: each crop once, with draws that are the same every time."""
         if self.valid_loader is None:
             return None
@@ -279,6 +283,16 @@ class Trainer:
         return figures_read.means["loss"]
 
 
-def _gradient_norm(model: nn.Module) -> Tensor:
-    """The norm of the gradients that DeepSpeed has averaged; with ZeRO it computes the norm itself."""
-    return torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None], foreach=True)
+def _gradient_norm(engine: Any) -> Tensor:
+    """The norm of the averaged gradients of all ranks, before the optimiser's step; nothing waits for the device."""
+    if not engine.zero_optimization_stage():
+        return _norm(parameter.grad for parameter in engine.module.parameters())
+    # With ZeRO each rank holds a part. DeepSpeed's own function for it copies a number to the device, and waits.
+    norm = _norm(gradient for group in engine.optimizer.averaged_gradients.values() for gradient in group)
+    total = norm.square()
+    dist.all_reduce(total)
+    return total.sqrt()
+
+
+def _norm(gradients: Iterable[Tensor | None]) -> Tensor:
+    return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None], foreach=True)

@@ -3,19 +3,14 @@
 import pytest
 import torch
 from distributed_helpers import run_ranks
-from tiny_model import random_batch, tiny_model
+from tiny_model import EVERY_OBJECTIVE, random_batch, tiny_model
 from torch import Tensor
 
-from engine.objectives.cmsc import CMSCForm
-from engine.objectives.distributed import gather_ranks, rank, sum_over_ranks, world_size
+from engine.objectives import W2VCMSC, DrawKeys
+from engine.objectives.distributed import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
 
-CASES: list[tuple[str, CMSCForm]] = [
-    ("w2v", "ntxent"),
-    ("cmsc", "ntxent"),
-    ("cmsc", "symmetric"),
-    ("w2v_cmsc", "ntxent"),
-    ("w2v_cmsc", "symmetric"),
-]
+OWN_RANK = "w2v_cmsc-official"  # its global loss knows the own rank only
+CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]
 NUM_PAIRS = 6
 STEP, ROW0 = 11, 24
 
@@ -24,9 +19,9 @@ STEP, ROW0 = 11, 24
 Result = tuple[float, dict[str, float], Tensor]
 
 
-def run_case(objective: str, form: CMSCForm, pairs: slice) -> Result:
+def run_case(case: str, pairs: slice) -> Result:
     """Loss and gradient of some pairs of the global batch; the first two pairs share a patient."""
-    model = tiny_model(objective, form)
+    model = tiny_model(case)
     segments, patient = random_batch(NUM_PAIRS)
     loss, metrics = model(segments[pairs], patient[pairs], STEP, ROW0 + pairs.start)
     loss.backward()
@@ -36,7 +31,9 @@ def run_case(objective: str, form: CMSCForm, pairs: slice) -> Result:
 
 def run_every_case(rank: int, num_ranks: int) -> list[Result]:
     each = NUM_PAIRS // num_ranks
-    return [run_case(*case, slice(rank * each, (rank + 1) * each)) for case in CASES]
+    keys = DrawKeys(0, STEP, ROW0 + rank * each)
+    assert keys.batch_row(2 * each, torch.device("cpu")).tolist() == [2 * ROW0], "the same on every rank"
+    return [run_case(case, slice(rank * each, (rank + 1) * each)) for case in [*CASES, OWN_RANK]]
 
 
 @pytest.fixture(scope="module")
@@ -45,10 +42,10 @@ def results() -> list[list[Result]]:
     return run_ranks(run_every_case, 2, 2)
 
 
-@pytest.mark.parametrize("case", range(len(CASES)), ids=["-".join(case) for case in CASES])
-def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], case: int) -> None:
-    expected_loss, expected_metrics, expected_gradient = run_case(*CASES[case], slice(0, NUM_PAIRS))
-    (loss0, metrics0, gradient0), (loss1, metrics1, gradient1) = (result[case] for result in results)
+@pytest.mark.parametrize("case", CASES)
+def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], case: str) -> None:
+    expected_loss, expected_metrics, expected_gradient = run_case(case, slice(0, NUM_PAIRS))
+    (loss0, metrics0, gradient0), (loss1, metrics1, gradient1) = (result[CASES.index(case)] for result in results)
     assert loss0 != loss1
     assert (loss0 + loss1) / 2 == pytest.approx(expected_loss, rel=1e-6)
     for name, value in expected_metrics.items():
@@ -56,6 +53,23 @@ def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], 
     error = (gradient0 + gradient1) / 2 - expected_gradient
     # Sums in another order: fp32 noise, well above 1e-6 only in single parameters.
     assert error.norm() <= 3e-6 * expected_gradient.norm()
+
+
+def test_negatives_of_the_own_rank_give_each_rank_its_own_global_loss(results: list[list[Result]]) -> None:
+    both = (metrics for _, metrics, _ in (result[-1] for result in results))
+    for number, metrics in enumerate(both):
+        pairs = slice(number * NUM_PAIRS // 2, (number + 1) * NUM_PAIRS // 2)
+        model = tiny_model(OWN_RANK)
+        segments, patient = random_batch(NUM_PAIRS)
+        # The masks are still those of the whole batch, trimmed to its segment with the fewest tokens.
+        draws = model.objective.draw(
+            DrawKeys(model.seed, STEP, ROW0), 2 * NUM_PAIRS, model.encoder.num_tokens(640), patient.device
+        )
+        mask = draws.mask[2 * pairs.start : 2 * pairs.stop]
+        output = model.encoder(segments[pairs].flatten(0, 1), mask)
+        assert isinstance(model.objective, W2VCMSC)
+        expected, _ = model.objective.cmsc.global_loss(output, patient[pairs])
+        assert metrics["loss_global"] == pytest.approx(expected.item(), rel=1e-6)
 
 
 def differentiate_collectives(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -66,6 +80,7 @@ def differentiate_collectives(rank: int) -> tuple[Tensor, Tensor, Tensor, Tensor
     (sum_grad,) = torch.autograd.grad((total * weights[rank, :2]).sum(), x)
     gathered = gather_ranks(x)
     (gather_grad,) = torch.autograd.grad((gathered * weights[rank]).sum(), x)
+    assert torch.equal(min_over_ranks(inputs[rank]), inputs.amin(0))
     return total.detach(), sum_grad, gathered.detach(), gather_grad
 
 
@@ -84,3 +99,4 @@ def test_one_process_needs_no_group() -> None:
     assert (world_size(), rank()) == (1, 0)
     assert sum_over_ranks(x) is x
     assert gather_ranks(x) is x
+    assert min_over_ranks(x) is x

@@ -71,7 +71,7 @@ def test_a_short_run_that_logs_seldom_has_a_summary(simulated_dataset: Path, tmp
 
 
 def test_real_or_simulated_recordings_with_two_ranks_zero_2_and_bf16(recordings_dataset: Path, tmp_path: Path) -> None:
-    words = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=auto")
+    words = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=dali")
     run = Run(recordings_dataset, tmp_path / "run", *words, ranks=2).succeed()
     assert len(run.losses()) == 5
 

@@ -78,12 +78,23 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 
 def test_with_dropout_accumulation_and_dali(simulated_dataset: Path, tmp_path: Path) -> None:
-    words = ("data.loader=auto", "train.micro_batch_size=2", "model.dropout=0.2", "zero.stage=2")
+    words = ("data.loader=dali", "train.micro_batch_size=2", "model.dropout=0.2", "zero.stage=2")
     whole = Run(simulated_dataset, tmp_path / "whole", "train.steps=12", *words).succeed()
     Run(simulated_dataset, tmp_path / "parts", "train.steps=5", *words).succeed()
     resumed = Run(simulated_dataset, tmp_path / "parts", "train.steps=12", *words).succeed()
     assert resumed.losses() == whole.losses()
     assert len(set(whole.losses())) == 12
+
+
+def test_blocks_computed_twice_and_micro_batches_found_change_no_loss(simulated_dataset: Path, tmp_path: Path) -> None:
+    words = ("zero.stage=3", "zero.param_persistence_threshold=0", "model.dropout=0.2", "model.attention_dropout=0.2")
+    plain = Run(simulated_dataset, tmp_path / "plain", "train.steps=6", *words, ranks=2).succeed()
+    again = (*words, "train.activation_checkpointing=true", "train.micro_batch_size=auto")
+    Run(simulated_dataset, tmp_path / "run", "train.steps=3", *again, ranks=2).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", "train.steps=6", *again, ranks=2).succeed()
+    assert resumed.losses() == plain.losses()
+    assert "4 pairs of segments, 2 at a time on each rank" in resumed.stderr
+    assert "micro_batch_size: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
 
 def test_with_another_dataset_is_refused(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:

@@ -129,6 +129,9 @@ def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone") as error:
         make_sort([[(3, 2, 1)] * 50], 1, 24, tmp_path / "gone")
     assert error.value.filename == str(tmp_path / "gone")
+    with pytest.raises(OSError, match="gone") as error:
+        scratch_array(3, tmp_path / "gone")
+    assert error.value.filename == str(tmp_path / "gone")
 
 
 @pytest.mark.parametrize("length", [0, 1, 1000])
@@ -138,6 +141,16 @@ def test_scratch_arrays_are_zeros_that_can_be_written(tmp_path: Path, length: in
     array[:] = 2**63 + 1
     assert array.sum(dtype=object) == length * (2**63 + 1)
     assert not list(tmp_path.iterdir())
+
+
+def test_the_disk_has_room_for_a_scratch_array_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a full disk would end the process with a signal when the array is written."""
+    path = tmp_path / "seen"
+    monkeypatch.setattr(module, "_scratch_file", lambda _: path.open("w+b", buffering=0))
+    monkeypatch.setattr(module, "_ZEROS_BYTES", 30_000)
+    array = scratch_array(1 << 17, tmp_path)
+    assert path.stat().st_size == array.nbytes
+    assert path.stat().st_blocks * 512 >= array.nbytes
 
 
 def test_scratch_files_lie_where_the_user_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,3 +74,8 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sqlite3, "connect", connect_small)
     with pytest.raises(OSError, match=r"No space left on device: .*listing\.sqlite"):
         Listing(tmp_path / "listing.sqlite", (recording(f"R{number}") for number in range(10_000)))
+
+
+def test_a_file_that_cannot_be_written_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"unable to open database file: .*gone/listing\.sqlite"):
+        Listing(tmp_path / "gone" / "listing.sqlite", [recording("A")])

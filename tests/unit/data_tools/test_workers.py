@@ -1,3 +1,4 @@
+import gc
 import importlib
 import os
 from collections.abc import Generator, Iterator
@@ -82,9 +83,10 @@ def test_workers_without_this_version_are_refused(monkeypatch: pytest.MonkeyPatc
         pass
 
 
-@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x", "127.0.0.1:port"])
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x", "127.0.0.1:port", "tls://127.0.0.1:9"])
 def test_a_scheduler_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     monkeypatch.setattr(data_tools.workers, "_CONNECT_SECONDS", 0.3)
     with pytest.raises(ValueError, match="no Dask scheduler at") as caught, Workers(scheduler=address):
         pass
     assert "\n" not in str(caught.value)
+    gc.collect()  # nothing half-made is left that would warn

@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -7,6 +8,7 @@ from engine.config import RunConfig, load_config
 from engine.options import OptionError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
+PRESETS = sorted(file for file in CONFIGS.glob("pretrain/*.yaml") if file.stem != "base")
 PAPER = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml"
 
 
@@ -24,11 +26,66 @@ def test_the_papers_preset_has_the_papers_numbers() -> None:
     assert config.model.norm == "layer_norm"
 
 
-@pytest.mark.parametrize(
-    "file", [*sorted(CONFIGS.glob("pretrain/[!b]*.yaml")), CONFIGS / "quickstart.yaml"], ids=lambda f: f.stem
-)
-def test_every_preset_is_valid(file: Path) -> None:
-    load_config([file])
+@pytest.mark.parametrize("file", [*PRESETS, CONFIGS / "quickstart.yaml"], ids=lambda f: f.stem)
+def test_every_preset_is_valid_and_writes_to_a_folder_of_its_own_name(file: Path) -> None:
+    assert load_config([file]).output_dir == Path("runs") / file.stem
+
+
+def test_every_system_of_the_papers_tables_has_its_preset() -> None:
+    physio = ["powerline", "electromyographic", "baseline_wander", "baseline_shift"]
+    rlm = ["random_lead_masking"]
+    expected = {
+        "w2v": ("w2v", []),
+        "w2v_rlm": ("w2v", rlm),
+        "cmsc": ("cmsc", []),
+        "cmsc_rlm": ("cmsc", rlm),
+        "3kg": ("3kg", []),
+        "simclr_rlm": ("simclr", rlm),
+        "w2v_cmsc": ("w2v_cmsc", []),
+        "w2v_cmsc_rlm": ("w2v_cmsc", rlm),
+        "w2v_cmsc_rlm_physio4": ("w2v_cmsc", [*physio, *rlm]),
+        "w2v_cmsc_rlm_physio3": ("w2v_cmsc", [*physio[:3], *rlm]),
+        "w2v_cmsc_physio4": ("w2v_cmsc", physio),
+        "w2v_cmsc_physio3": ("w2v_cmsc", physio[:3]),
+        "official_w2v_cmsc_rlm": ("w2v_cmsc", rlm),
+    }
+    found = {}
+    for file in PRESETS:
+        config = load_config([file])
+        augmentations = config.data.augmentations.model_dump(exclude_none=True)
+        found[file.stem] = (config.objective.name, sorted(augmentations))
+        assert config.train.batch_size == 512
+        if rlm[0] in augmentations:
+            assert augmentations[rlm[0]]["p"] == 0.5
+    assert found | {name: (objective, sorted(names)) for name, (objective, names) in expected.items()} == found
+
+
+def test_the_official_preset_differs_where_the_official_code_does() -> None:
+    paper, official = (
+        load_config([CONFIGS / "pretrain" / f"{name}.yaml"]) for name in ("w2v_cmsc_rlm", "official_w2v_cmsc_rlm")
+    )
+    assert official.deepspeed(4)["train_micro_batch_size_per_gpu"] == 64
+    assert official.deepspeed(4)["gradient_accumulation_steps"] == 2
+
+    def changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in after.items():
+            if isinstance(value, dict) and isinstance(before[key], dict):
+                found |= changes(before[key], value, f"{prefix}{key}.")
+            elif value != before[key]:
+                found[prefix + key] = value
+        return found
+
+    assert changes(paper.to_mapping(), official.to_mapping()) == {
+        "output_dir": "runs/official_w2v_cmsc_rlm",
+        "model.norm": "group_norm",
+        "objective.w2v.masking": "fixed_count",
+        "objective.cmsc.form": "symmetric",
+        "objective.cmsc.negatives": "own_rank",
+        "objective.cmsc.constant_norms": True,
+        "train.micro_batch_size": 64,
+        "train.precision": "fp32",
+    }
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
@@ -46,6 +103,8 @@ def test_the_resolved_configuration_reads_back(tmp_path: Path) -> None:
 
 def test_later_words_win_over_files_and_earlier_words() -> None:
     assert load("seed=3", "seed=4").seed == 4
+    same_name = load("objective.w2v.num_negatives=7", "objective.name=w2v_cmsc")
+    assert same_name == load("objective.w2v.num_negatives=7")
 
 
 @pytest.mark.parametrize(
@@ -66,6 +125,14 @@ def test_later_words_win_over_files_and_earlier_words() -> None:
         ("seed={[1]: 2}", ["[1] is not a word"]),
         ("seed=99999999999999999999", ["seed", "less than"]),
         ("objective.name=[w2v]", ["no objective is called"]),
+        ("lead=6", ["lead: no such key", "did you mean 'leads'"]),
+        ("leads=7", ["'leads=7'", "no combination of 7 leads"]),
+        ("data.augmentations.random_lead_masking.p=yes", ["random_lead_masking.p", "truth value"]),
+        ("leads=true", ["data.leads"]),
+        ("leads=1", ["data: random lead masking needs two leads"]),
+        ("leads={a: 1}", ["'leads={a: 1}'", "data.leads"]),
+        ("objective={name: w2v, masking: fixed}", ["objective.masking", "independent_starts", "fixed_count"]),
+        ("objective={name: 3kg, max_scale: 0.5}", ["objective.max_scale", "greater than or equal to 1"]),
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_would_be_right(word: str, fragments: list[str]) -> None:
@@ -125,3 +192,40 @@ def test_the_model_gets_as_many_channels_as_there_are_leads() -> None:
     assert load("data.leads=[I, V5]").model.num_leads == 2
     with pytest.raises(OptionError, match=r"model\.num_leads=12"):
         load("data.leads=6", "model.num_leads=12")
+
+
+def test_leads_is_short_for_data_leads(tmp_path: Path) -> None:
+    for leads in ("12", "6", "3", "2", "[I, V5]"):
+        assert load(f"leads={leads}") == load(f"data.leads={leads}")
+    assert load("leads=6", "data.leads=6").model.num_leads == 6
+    assert load("leads=6", "leads=3").model.num_leads == 3
+    for words in (("leads=6", "data.leads=3"), ("data.leads=3", "leads=6")):
+        with pytest.raises(OptionError, match=r"'leads=6': leads=6 is short for data\.leads, which 'data\.leads=3' sets to 3"):
+            load(*words)
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump({"base": str(PAPER), "leads": 2}))
+    assert load_config([file]).model.num_leads == 2
+    assert load_config([file], ["data.leads=3"]).model.num_leads == 3
+    file.write_text(yaml.safe_dump({"base": str(PAPER), "leads": 2, "data": {"leads": 3}}))
+    with pytest.raises(OptionError, match=r"mine\.yaml: leads=2 is short for data\.leads"):
+        load_config([file])
+    file.write_text("base: " + str(PAPER) + "\nleads: 2\ndata:\n")
+    with pytest.raises(OptionError, match=r"mine\.yaml: data"):
+        load_config([file])
+
+
+def test_3kg_needs_all_leads() -> None:
+    preset = CONFIGS / "pretrain" / "3kg.yaml"
+    with pytest.raises(OptionError, match=r"'leads=6': the objective 3kg needs all 12 leads, got 6"):
+        load_config([preset], ["leads=6"])
+
+
+def test_an_unknown_preset_names_the_nearest(tmp_path: Path) -> None:
+    folder = CONFIGS / "pretrain"
+    for wrong, right in (("w2v_cmcs.yaml", "w2v_cmsc.yaml"), ("w2v_cmsc_rlm", "w2v_cmsc_rlm.yaml"), ("3gk.yaml", "3kg.yaml")):
+        with pytest.raises(OptionError) as caught:
+            load_config([folder / wrong])
+        assert str(caught.value).endswith(f"cannot be read: No such file or directory; did you mean '{folder / right}'?")
+    for hopeless in (folder / "quantum", tmp_path / "nowhere" / "w2v.yaml", tmp_path):
+        with pytest.raises(OptionError, match=r"cannot be read: [\w ]+$"):
+            load_config([hopeless])

@@ -21,6 +21,7 @@ Values = NDArray[np.floating[Any]]
 # Each statistic as the p-value of a test of what the paper says, or where it is no test as 1.0 (right) or 0.0 (wrong).
 Statistics = Mapping[str, float]
 SIGNIFICANCE = 1e-4
+NAMES = list(AugmentationOptions.model_fields)
 
 
 def draw(name: str, **options: Any) -> tuple[Noise, NoiseDraws]:
@@ -128,6 +129,23 @@ STATISTICS = {
 def test_noise_is_distributed_as_the_paper_says(name: str) -> None:
     for statistic, value in STATISTICS[name]().items():
         assert value > SIGNIFICANCE, f"{statistic}: {value}"
+
+
+def test_augmentations_draw_independently_of_each_other_and_of_the_next_segment() -> None:
+    """The first lead's draws, and the key of the electromyographic noise, of each segment and of the one after it."""
+    options = {name: {"p": 0.5} if name in {"electromyographic", "random_lead_masking"} else {} for name in NAMES}
+    columns: list[Values] = []
+    for augmentation in make_augmentations(AugmentationOptions.model_validate(options), 3, range(12)):
+        if isinstance(augmentation, Noise):
+            weights, details = augmentation.draw(SEGMENTS)
+            columns += [weights[:, 0, 0, 0], details[0][:, 0, 0, 0] / TURN]
+        else:
+            columns.append(augmentation.gain(SEGMENTS[::2] // 2).reshape(len(SEGMENTS), 12)[:, 0])
+    table = np.stack([column for column in columns if np.ptp(column)], 1).astype(np.float64)
+    assert table.shape[1] == 8
+    assert independent(table) > SIGNIFICANCE
+    assert independent(np.concatenate([table[:-1], table[1:]], 1)) > SIGNIFICANCE
+    assert independent(np.concatenate([table, table[:, :1] + table[:, -1:]], 1)) < SIGNIFICANCE
 
 
 OFF = [

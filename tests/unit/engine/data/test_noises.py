@@ -16,8 +16,8 @@ from data_tools.augmentations import consistent_limb_leads
 from data_tools.leads import LEADS
 from engine.counter_rng import random_words
 from engine.data.array_ops import NUMPY_OPS, TORCH_OPS
-from engine.data.augmentations import AugmentationOptions, Noise, NoiseDraws, make_augmentations
-from engine.data.augmentations.electromyographic import _random_words
+from engine.data.augmentations import AugmentationOptions, Noise, NoiseDraws, base, make_augmentations
+from engine.data.augmentations import electromyographic as emg
 from engine.data.augmentations.noise_leads import NoiseLeads
 from engine.data.transform import as_tensor
 
@@ -91,8 +91,8 @@ def test_torch_computes_the_same(name: str, leads: Sequence[int], consistent: bo
 def test_random_words_are_those_of_the_counter_rng(key: int, first: int) -> None:
     keys, columns = np.array([[key]], np.uint32), np.arange(first, first + 200, dtype=np.uint32)
     expected = random_words(as_tensor(keys), as_tensor(columns)).numpy().view(np.uint32)
-    assert np.array_equal(_random_words(NUMPY_OPS, keys, columns), expected)
-    assert np.array_equal(_random_words(TORCH_OPS, as_tensor(keys), as_tensor(columns)).numpy().view(np.uint32), expected)
+    assert np.array_equal(emg._random_words(NUMPY_OPS, keys, columns), expected)
+    assert np.array_equal(emg._random_words(TORCH_OPS, as_tensor(keys), as_tensor(columns)).numpy().view(np.uint32), expected)
 
 
 @given(st.sets(st.integers(0, 11), min_size=1).map(sorted), st.booleans(), st.integers(0, 2**32 - 1))
@@ -158,12 +158,29 @@ def test_segments_and_seeds_have_noise_of_their_own(name: str) -> None:
     assert not np.isclose(computed, of_other, atol=1e-4).all(axis=1).any()
 
 
-@pytest.mark.parametrize("name", NOISES)
-def test_noise_is_finite_at_the_limits_of_the_words(name: str) -> None:
-    noise = make(name)
-    draws = noise.draw(np.arange(2000))
-    assert all(np.isfinite(table).all() for table in (draws.weights, *draws.details))
-    assert np.isfinite(compute(noise, NoiseDraws(draws.weights[:200], tuple(d[:200] for d in draws.details)))).all()
+@pytest.mark.parametrize("word", [0, 1, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1])
+def test_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each word that is drawn is this one; of some, a logarithm or a normal quantile could be infinite."""
+    words = torch.from_numpy(np.full((4, 30), word, np.uint32).view(np.int32))
+    monkeypatch.setattr(base, "random_bits", lambda _, rows, num_columns: words[: len(rows), :num_columns])
+    for name in ("powerline", "baseline_wander", "baseline_shift"):
+        noise = make(name, leads=range(8))
+        draws = noise.draw(np.arange(4))
+        assert all(np.isfinite(table).all() for table in (draws.weights, *draws.details))
+        assert np.isfinite(compute(noise, draws)).all()
+
+
+@pytest.mark.parametrize("word", [0, 1, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1])
+def test_electromyographic_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emg, "_random_words", lambda ops, key, columns: (columns + key) * ops.word(0) + ops.word(word))
+    noise = make("electromyographic")
+    (keys,) = noise.draw(np.arange(2)).details
+    amplitude = 0.5 * ((word >> 9) + 0.5) / 2**23
+    radius = amplitude * np.sqrt(-2 * np.log(((word >> 16) + 0.5) / 2**16))
+    angle = 2 * np.pi * (word & 0xFFFF) / 2**16
+    first_and_last = np.array([[radius * np.cos(angle)], [radius * np.sin(angle)]])
+    for computed in (noise.waves(NUMPY_OPS, keys), noise.waves(TORCH_OPS, as_tensor(keys)).numpy()):
+        assert np.abs(computed[:, 0, [0, 11]] - first_and_last).max() < 1e-6
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,11 @@ def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
         DataOptions(leads=leads)
 
 
+def test_a_truth_value_is_no_number_of_leads() -> None:
+    with pytest.raises(ValidationError, match="valid integer"):
+        DataOptions.model_validate({"leads": True})
+
+
 def test_every_field_is_an_augmentation_and_masking_is_applied_last() -> None:
     everything = AugmentationOptions.model_validate({name: {} for name in AugmentationOptions.model_fields})
     chosen = [getattr(everything, name) for name in AugmentationOptions.model_fields]

@@ -15,6 +15,8 @@ orders = st.builds(
     block_size=st.integers(1, 64),
     window_blocks=st.integers(1, 9),
 )
+# Epochs of a few crops may be shorter than a batch; with more crops in it than these, the tests would shuffle most of the time.
+batch_sizes = st.integers(1, 12)
 
 
 def read_by_ranks(
@@ -32,14 +34,15 @@ def read_by_ranks(
 @given(
     order=orders,
     world_size=st.integers(1, 64),
-    batch_size=st.integers(1, 40),
+    batch_size=batch_sizes,
     num_before=st.integers(0, 12),
     other_world_size=st.integers(1, 64),
-    other_batch_size=st.integers(1, 40),
+    other_batch_size=batch_sizes,
 )
 def test_each_crop_exactly_once_an_epoch_also_when_stopped_and_resumed_with_other_ranks(
     order: SampleOrder, world_size: int, batch_size: int, num_before: int, other_world_size: int, other_batch_size: int
 ) -> None:
+    num_before = min(num_before, 1 + 3 * order.num_samples // (world_size * batch_size))
     before, cursor = read_by_ranks(order, 0, world_size, batch_size, num_before)
     missing = max(0, 2 * order.num_samples - cursor)
     after, _ = read_by_ranks(
@@ -53,7 +56,7 @@ def test_each_crop_exactly_once_an_epoch_also_when_stopped_and_resumed_with_othe
 
 
 @settings(deadline=None, max_examples=40)
-@given(order=orders, world_size=st.integers(1, 64), batch_size=st.integers(1, 40))
+@given(order=orders, world_size=st.integers(1, 64), batch_size=batch_sizes)
 def test_the_global_order_does_not_depend_on_the_number_of_ranks(order: SampleOrder, world_size: int, batch_size: int) -> None:
     stream, _ = read_by_ranks(order, 0, world_size, batch_size, 2)
     np.testing.assert_array_equal(stream, order.indices(0, len(stream)))

@@ -107,7 +107,7 @@ def saved(*, new: bool) -> bytes:
     return buffer.getvalue()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data(), st.booleans())
 def test_a_truncated_file_is_refused(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, new: bool) -> None:
     content = saved(new=new)
@@ -116,7 +116,7 @@ def test_a_truncated_file_is_refused(tmp_path_factory: pytest.TempPathFactory, d
     refused(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data(), st.booleans())
 def test_a_damaged_file_is_refused_or_read(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, new: bool) -> None:
     content = bytearray(saved(new=new))

@@ -17,7 +17,7 @@ import engine.models
 from engine.interop.native import load_tensors, objective_section
 from engine.interop.zero_checkpoint import _join_partitions, import_checkpoint
 from engine.options import OptionError
-from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo
+from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, FileDescription
 
 SHAPES = st.dictionaries(
     st.text("abc", min_size=1, max_size=3), st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=6
@@ -73,10 +73,7 @@ def write_checkpoint(folder: Path, stage: int, num_ranks: int, **changes: Any) -
         shapes={name: list(tensor.shape) for name, tensor in weights.items()},
         versions={"torch": "2"},
         files={
-            str(path.relative_to(folder)): {
-                "size": path.stat().st_size,
-                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-            }
+            str(path.relative_to(folder)): FileDescription(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
             for path in sorted((folder / "deepspeed").iterdir())
         },
     )

@@ -10,16 +10,16 @@ from torch import Tensor
 
 from engine.models import EncoderOutput
 from engine.objectives import CMSC, CMSCOptions
-from engine.objectives.cmsc import CMSCForm, cmsc_candidates
+from engine.objectives.contrast import Comparison, PairForm, pair_candidates
 
-FORMS: list[CMSCForm] = ["ntxent", "symmetric"]
+FORMS: list[PairForm] = ["ntxent", "symmetric"]
 
 
 def as_output(context: Tensor) -> EncoderOutput:
     return EncoderOutput(context=context, features=context, latents=context)
 
 
-def objective(form: CMSCForm, temperature: float = 0.1) -> CMSC:
+def objective(form: PairForm, temperature: float = 0.1) -> CMSC:
     return CMSC(CMSCOptions(form=form, temperature=temperature), tiny_encoder_options())
 
 
@@ -28,7 +28,7 @@ def objective(form: CMSCForm, temperature: float = 0.1) -> CMSC:
 @pytest.mark.parametrize("patients", [[3], [0, 1], [4, 2, 7, 9], [0, 0, 1, 2], [5, 1, 5, 5, 2], [6, 6, 6]])
 @pytest.mark.parametrize("num_tokens", [1, 7])
 def test_value_and_gradient_equal_the_reference(
-    form: CMSCForm, temperature: float, patients: list[int], num_tokens: int
+    form: PairForm, temperature: float, patients: list[int], num_tokens: int
 ) -> None:
     torch.manual_seed(len(patients))
     context = torch.randn(2 * len(patients), num_tokens, 6)
@@ -48,12 +48,12 @@ def test_other_crops_of_the_patient_are_no_candidates() -> None:
     ntxent = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 0]]
     symmetric = [[0, 0, 0, 1, 0, 1], [0, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1], [1, 0, 1, 0, 1, 0]]
     for form, expected in zip(FORMS, (ntxent, symmetric), strict=True):
-        candidates = cmsc_candidates(anchor, patients[anchor], patients, form)
+        candidates = pair_candidates(Comparison(torch.zeros(4, 6), anchor, patients[anchor], patients), form)
         assert torch.equal(candidates, torch.tensor(expected, dtype=torch.bool))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_loss_and_accuracy_at_both_extremes(form: CMSCForm) -> None:
+def test_loss_and_accuracy_at_both_extremes(form: PairForm) -> None:
     directions = torch.eye(8)[:, None].repeat_interleave(2, 0)
     loss, metrics = objective(form).global_loss(as_output(directions), torch.arange(8))
     num_negatives = 14 if form == "ntxent" else 7
@@ -63,3 +63,24 @@ def test_loss_and_accuracy_at_both_extremes(form: CMSCForm) -> None:
     loss, metrics = objective(form).global_loss(as_output(same), torch.arange(8))
     assert loss.item() == pytest.approx(math.log(1 + num_negatives), rel=1e-5)
     assert metrics["accuracy_global"] == 0
+
+
+def test_constant_norms_change_the_gradient_and_not_the_loss() -> None:
+    torch.manual_seed(0)
+    context, patient = torch.randn(8, 5, 6), torch.tensor([0, 1, 1, 3])
+    constant = CMSC(CMSCOptions(form="symmetric", constant_norms=True), tiny_encoder_options())
+    fast = context.clone().requires_grad_()
+    loss, _ = constant.global_loss(as_output(fast), patient)
+    assert loss.item() == pytest.approx(objective("symmetric").global_loss(as_output(context), patient)[0].item(), rel=1e-6)
+    # Vectors of the same directions, of which the norm is not asked again: dividing by it is a constant factor.
+    slow = context.double().requires_grad_()
+    pooled = slow.mean(1)
+    unit = pooled / pooled.detach().norm(dim=1, keepdim=True)
+    expected = pooled.new_zeros(())
+    for i in range(8):
+        candidates = [k for k in range(8) if k % 2 != i % 2 and (k == i ^ 1 or patient[k // 2] != patient[i // 2])]
+        similarities = torch.stack([unit[i] @ unit[k] for k in candidates]) / 0.1
+        expected = expected - similarities.log_softmax(0)[candidates.index(i ^ 1)] / 8
+    (actual_grad,) = torch.autograd.grad(loss, fast)
+    (expected_grad,) = torch.autograd.grad(expected, slow)
+    torch.testing.assert_close(actual_grad.double(), expected_grad, rtol=1e-4, atol=1e-6)

@@ -6,10 +6,13 @@ import numpy as np
 import pytest
 import torch
 from golden_weights import golden_draws, golden_model, load_golden, negative_positions
+from torch import Tensor
 
-from engine.models import EncoderOptions, EncoderOutput
+from engine.models import EncoderOptions
 from engine.models.feature_encoder import FeatureNorm
-from engine.objectives import CMSC, W2VCMSC, CMSCOptions
+from engine.objectives import W2VCMSC, ThreeKG, ThreeKGDraws, ThreeKGOptions
+from engine.objectives.contrast import compare, pair_loss
+from engine.objectives.three_kg import patient_loss
 
 pytestmark = pytest.mark.shared
 TOLERANCE = 1e-5
@@ -64,15 +67,48 @@ def test_every_part_of_the_loss(shared: Path, norm: FeatureNorm) -> None:
     assert loss.item() == pytest.approx(golden["loss_per_masked_step"].item(), rel=TOLERANCE)
 
 
-def test_symmetric_form_of_the_global_loss(shared: Path) -> None:
+@pytest.fixture
+def contrastive(shared: Path) -> dict[str, Tensor]:
+    """The arrays of contrastive.npz; rows 2 i and 2 i + 1 of ``features`` are a pair."""
     with np.load(shared / "golden" / "contrastive.npz") as arrays:
-        features = torch.from_numpy(arrays["features"])
-        pair, segment = torch.from_numpy(arrays["pair_id"]), torch.from_numpy(arrays["segment"])
-        expected = arrays["cmsc_symmetric_cross_entropy"].item()
-    assert torch.equal(pair, torch.arange(12) // 2)
-    assert torch.equal(segment, torch.arange(12) % 2)
-    objective = CMSC(CMSCOptions(form="symmetric"), EncoderOptions())
-    # The features are the pooled vectors; one token a segment makes the pooling the identity.
-    output = EncoderOutput(context=features[:, None], features=features, latents=features)
-    loss, _ = objective.global_loss(output, torch.arange(6))
-    assert loss.item() == pytest.approx(expected, rel=TOLERANCE)
+        golden = {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
+    assert torch.equal(golden["pair_id"], torch.arange(12) // 2)
+    assert torch.equal(golden["segment"], torch.arange(12) % 2)
+    return golden
+
+
+def as_context(golden: dict[str, Tensor]) -> Tensor:
+    """The features are the pooled vectors; one token a segment makes the pooling the identity."""
+    return golden["features"][:, None]
+
+
+def test_symmetric_form_of_the_global_loss(contrastive: dict[str, Tensor]) -> None:
+    loss, _ = pair_loss(compare(as_context(contrastive), torch.arange(6), 0.1), "symmetric")
+    assert loss.item() == pytest.approx(contrastive["cmsc_symmetric_cross_entropy"].item(), rel=TOLERANCE)
+
+
+def test_simclr(contrastive: dict[str, Tensor]) -> None:
+    loss, _ = pair_loss(compare(as_context(contrastive), torch.arange(6), 0.1), "ntxent")
+    assert 12 * loss.item() == pytest.approx(contrastive["simclr_ntxent_sum"].item(), rel=TOLERANCE)
+
+
+@pytest.mark.parametrize("case", ["", "_repeated_patient"])
+def test_3kg(contrastive: dict[str, Tensor], case: str) -> None:
+    patient, expected = contrastive["pair_id" + case], contrastive["3kg_sum" + case]
+    num_positives = int((patient == patient[:, None]).sum()) - 12
+    assert torch.equal(patient[::2], patient[1::2])
+    loss, _ = patient_loss(compare(as_context(contrastive), patient[::2], 0.1))
+    assert num_positives * loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
+
+
+def test_views_of_3kg(contrastive: dict[str, Tensor]) -> None:
+    segment = contrastive["3kg_in"]
+    draws = ThreeKGDraws(
+        contrastive["3kg_angles_deg_zyx"].float(),
+        contrastive["3kg_scales"].float(),
+        # Between two samples, so that rounding does not matter.
+        (contrastive["3kg_mask_start"] + 0.5).float() / segment.shape[1],
+    )
+    views = ThreeKG(ThreeKGOptions(), EncoderOptions()).make_views(segment.float().expand(2, -1, -1), draws)
+    expected = torch.stack([contrastive["3kg_view1"], contrastive["3kg_view2"]])
+    torch.testing.assert_close(views.double(), expected, rtol=TOLERANCE, atol=TOLERANCE)

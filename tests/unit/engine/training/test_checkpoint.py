@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from torch import nn
 
 from engine.options import OptionError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.distributed import Ranks
 
 
 class FileEngine:
@@ -28,12 +27,6 @@ class FileEngine:
         if self.fail:
             raise OSError(28, "No space left on device")
         (Path(folder) / tag / "optimizer.pt").write_bytes(b"moments" * 100)
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    yield start(choose_device("cpu"))
-    stop()
 
 
 @pytest.fixture
@@ -77,7 +70,9 @@ def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:
     assert steps(checkpoints) == [2, 4, 5]
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "removed", "no description", "broken description", "other fields"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "changed", "removed", "no description", "broken description", "other fields", "files that are none"]
+)
 def test_a_damaged_checkpoint_is_passed_over(checkpoints: Checkpoints, damage: str) -> None:
     checkpoints.save(FileEngine(), info(1))
     path = checkpoints.save(FileEngine(), info(2))
@@ -95,6 +90,9 @@ def test_a_damaged_checkpoint_is_passed_over(checkpoints: Checkpoints, damage: s
             (path / "checkpoint.json").write_text("{")
         case "other fields":
             (path / "checkpoint.json").write_text(json.dumps({"format_version": FORMAT_VERSION, "steps": 2}))
+        case "files that are none":
+            content = json.loads((path / "checkpoint.json").read_text())
+            (path / "checkpoint.json").write_text(json.dumps({**content, "files": {"deepspeed/optimizer.pt": 3}}))
     with pytest.warns(UserWarning, match="passed over"):
         found = checkpoints.newest()
     assert found is not None

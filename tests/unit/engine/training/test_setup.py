@@ -1,20 +1,15 @@
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.config import load_config
-from engine.training.distributed import Ranks, choose_device, start, stop
-from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine
+from engine.models.transformer import SelfAttention
+from engine.options import OptionError
+from engine.training.distributed import Ranks
+from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine, make_model
 
 PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
-
-
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    yield start(choose_device("cpu"))
-    stop()
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
@@ -52,3 +47,41 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(tmp_path: 
     assert _read_cache(cache) == {}
     (tmp_path / "file").touch()
     _write_cache(tmp_path / "file" / "verified.json", {})
+
+
+def test_an_attention_kernel_that_the_device_lacks_is_refused(ranks: Ranks) -> None:
+    config = load_config([PAPER], ["train.attention=cudnn", "model.depth=1"])
+    with pytest.raises(
+        OptionError, match=r"train.attention=cudnn: torch has no such kernel on cpu for bf16, 12 heads of width 64"
+    ):
+        make_engine(config, make_model(config), ranks)
+
+
+def test_formulations_reach_the_encoder() -> None:
+    words = ["train.attention=plain", "train.positional=unfold", "train.activation_checkpointing=true", "model.depth=1"]
+    encoder = make_model(load_config([PAPER], words)).encoder
+    assert encoder.positional_convolution.formulation == "unfold"
+    assert [module.backend for module in encoder.modules() if isinstance(module, SelfAttention)] == ["plain"]
+    assert encoder.activation_checkpointing
+
+
+def test_compiling_what_deepspeed_takes_apart_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"train.compile=blocks does not go with zero.stage=3"):
+        load_config([PAPER], ["train.compile=blocks", "zero.stage=3"])
+
+
+@pytest.mark.parametrize("size", [0, -1, 1.5, True, "some", [2]])
+def test_a_micro_batch_is_a_number_of_pairs_or_auto(size: object) -> None:
+    with pytest.raises(OptionError, match=r"micro_batch_size: give a number of pairs, 1 or more, 'auto' or null"):
+        load_config([PAPER], [f"train.micro_batch_size={size}"])
+
+
+def test_deepspeed_is_told_not_to_wait_for_the_device() -> None:
+    config = load_config([PAPER], ["zero.stage=2"])
+    assert config.deepspeed(1)["timers"] == {"throughput": {"enabled": False}}
+    assert not config.deepspeed(1)["zero_optimization"]["overlap_comm"]
+    assert config.deepspeed(2)["zero_optimization"]["overlap_comm"]
+    assert not config.deepspeed(2)["zero_optimization"]["compute_grad_norm"]
+    # Clipping needs the norm within DeepSpeed's step.
+    clipping = load_config([PAPER], ["zero.stage=2", "train.gradient_clipping=1"])
+    assert "compute_grad_norm" not in clipping.deepspeed(2)["zero_optimization"]

@@ -1,0 +1,365 @@
+"""The parts of a training step: their arithmetic, their traffic and their time, forward and backward.
+
+Each part is the model's own module on inputs of the step's shape and dtype, all its instances one after the other (the twelve
+blocks with their own weights), first all forward, then all backward. FLOPs add up to the model's ``flops_per_segment``. Bytes
+are what a part must move at least in its present form: inputs, weights, outputs and what it keeps for its backward pass, each
+once; so what an operation writes and the next one reads within a part counts only if it is kept.
+
+Legend: S segments, C leads, T samples at the entrance and tokens behind the feature encoder, F feature channels, D width.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+from _timing import HostLead, Marks, Roofline
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from engine.config import RunConfig
+from engine.models import EncoderOutput, GumbelQuantizer, Quantized, feature_encoder, positional, quantizer, transformer
+from engine.models.transformer import Block
+from engine.objectives import DrawKeys, PretrainingModel
+from engine.objectives.distributed import gather_ranks, sum_over_ranks, world_size
+from engine.training.optimizer import make_optimizer
+from engine.training.setup import make_model
+
+BACKWARD_FLOPS = 2.0
+"""Of a part's backward pass, over those of its forward pass."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One use of a part.
+
+    Attributes:
+        run: inputs to outputs.
+        inputs: given to ``run``; gradients flow back to those that require one.
+        weights: which ``run`` reads, and which get gradients.
+    """
+
+    run: Callable[..., Any]
+    inputs: tuple[Any, ...] = ()
+    weights: tuple[nn.Parameter, ...] = ()
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the step.
+
+    Attributes:
+        name: as the table shows it.
+        calls: its instances.
+        flops: of the forward pass of all instances.
+        within: name of the part whose time, FLOPs and bytes hold this one's already; None for one that counts by itself.
+    """
+
+    name: str
+    calls: Sequence[Call]
+    flops: float = 0.0
+    within: str | None = None
+
+
+@dataclass
+class Figures:
+    """What was found out about one pass."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    seconds: float = 0.0
+    limit_seconds: float = 0.0
+
+
+@dataclass
+class PartFigures:
+    """What was found out about a part; seconds are medians over the repeats."""
+
+    name: str
+    within: str | None
+    forward: Figures = field(default_factory=Figures)
+    backward: Figures = field(default_factory=Figures)
+
+
+def measure_parts(config: RunConfig, segments: Tensor, patient: Tensor, roofline: Roofline, repeats: int) -> list[PartFigures]:
+    """Measures every part of one micro-batch of one rank, and the optimiser's step.
+
+    Args:
+        config: of the run; compiled if it says so.
+        segments: [N, 2, C, T] on the device, in the dtype of the step.
+        patient: int64 [N].
+        roofline: for the limits.
+        repeats: timed ones, after one to warm up.
+    """
+    model = make_model(config).to(segments.device)
+    compiled = config.train.compile is not None
+    parts = make_parts(model, segments, patient)
+    figures = [measure_part(part, segments.device, repeats, compiled=compiled) for part in parts]
+    figures.append(_measure_optimizer(model, config, segments.device, repeats))
+    for part in figures:
+        for one in (part.forward, part.backward):
+            one.limit_seconds = roofline.seconds(one.flops, one.bytes)
+    return figures
+
+
+def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> list[Part]:
+    """The parts of a step of this model, but for the optimiser."""
+    model.train()
+    encoder, objective = model.encoder, model.objective
+    o, num_segments, num_samples = encoder.options, 2 * segments.shape[0], segments.shape[-1]
+    num_tokens = encoder.num_tokens(num_samples)
+    keys = DrawKeys(model.seed, torch.zeros((), dtype=torch.int64, device=segments.device), 0)
+    draws = objective.draw(keys, num_segments, num_tokens, segments.device)
+    flat = segments.flatten(0, 1)
+    with torch.no_grad():
+        features = encoder.features(flat)
+    x = torch.randn(num_segments, num_tokens, o.width, device=flat.device).to(flat.dtype)
+    mask = torch.rand(x.shape[:2], device=flat.device) < 0.5
+    entrance = (encoder.feature_norm, encoder.feature_projection, encoder.mask_embedding)
+    widths = o.width * o.width
+    attention_flops = transformer.flops_per_segment(o.width, 0, num_tokens)
+    mlp_flops = transformer.flops_per_segment(o.width, o.mlp_width, num_tokens) - attention_flops
+
+    def project(values: Tensor) -> tuple[Tensor, Tensor]:
+        normed = encoder.feature_norm(values)
+        projected = encoder.mask_embedding(encoder.input_dropout(encoder.feature_projection(normed)), mask)
+        return projected, encoder.feature_dropout(normed)
+
+    blocks = [block for block in encoder.blocks if isinstance(block, Block)]
+    parts = [
+        Part("random draws", [Call(lambda: objective.draw(keys, num_segments, num_tokens, flat.device))]),
+        Part(
+            "feature encoder",
+            [Call(encoder.features, (flat,), _weights(encoder.feature_encoder))],
+            num_segments * feature_encoder.flops_per_segment(o.num_leads, o.feature_channels, o.feature_blocks, num_samples),
+        ),
+        Part(
+            "projection and masking",
+            [Call(project, (_leaf(features),), _weights(*entrance))],
+            num_segments * 2.0 * num_tokens * o.feature_channels * o.width,
+        ),
+        Part(
+            "positional convolution",
+            [Call(encoder.positional_convolution, (_leaf(x),), _weights(encoder.positional_convolution))],
+            num_segments * positional.flops_per_segment(o.width, o.pos_kernel, o.pos_groups, num_tokens),
+        ),
+        Part(
+            "attention",
+            [Call(block.attention, (_leaf(x),), _weights(block.attention)) for block in blocks],
+            num_segments * len(blocks) * attention_flops,
+        ),
+        Part(
+            "its QKV and output products",
+            [
+                Call(linear, (_leaf(x),), _weights(linear))
+                for block in blocks
+                for linear in (block.attention.qkv, block.attention.out)
+            ],
+            num_segments * len(blocks) * 2.0 * num_tokens * 4 * widths,
+            within="attention",
+        ),
+        Part(
+            "MLP",
+            [Call(_mlp(block), (_leaf(x),), _weights(block.fc1, block.fc2)) for block in blocks],
+            num_segments * len(blocks) * mlp_flops,
+        ),
+        Part("norms, dropout, residuals", _norm_calls(model, x)),
+    ]
+    return parts + _objective_parts(model, segments, patient, draws, features, x) + _collective_parts(model, x)
+
+
+def _mlp(block: Block) -> Callable[[Tensor], Tensor]:
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = block.fc2(F.gelu(block.fc1(x)))
+        return y
+
+    return run
+
+
+def _norm_calls(model: PretrainingModel, x: Tensor) -> list[Call]:
+    encoder = model.encoder
+
+    def entrance(values: Tensor) -> Tensor:
+        y: Tensor = encoder.context_dropout(encoder.context_norm(values))
+        return y
+
+    def half(norm: nn.Module, dropout: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda values, added: norm(values + dropout(added))
+
+    calls = [Call(entrance, (_leaf(x),), _weights(encoder.context_norm))]
+    for block in encoder.blocks:
+        assert isinstance(block, Block)
+        calls += [
+            Call(half(norm, block.dropout), (_leaf(x), _leaf(x)), _weights(norm))
+            for norm in (block.attention_norm, block.mlp_norm)
+        ]
+    return calls
+
+
+def _objective_parts(
+    model: PretrainingModel, segments: Tensor, patient: Tensor, draws: Any, features: Tensor, x: Tensor
+) -> list[Part]:
+    """The quantizer, if the objective has one, and the rest of the objective on a given output of encoder and quantizer."""
+    objective, num_segments = copy.deepcopy(model.objective), x.shape[0]
+    flops = num_segments * objective.flops_per_segment(x.shape[1]) / (1 + BACKWARD_FLOPS)
+    latents = F.layer_norm(features, features.shape[-1:])
+    parts: list[Part] = []
+    given: Quantized | None = None
+    for owner, name, quantize in _quantizers(objective):
+        num_groups, num_codes, width = quantize.codebook.codes.shape
+        quantizer_flops = num_segments * quantizer.flops_per_segment(
+            latents.shape[-1], num_groups, num_codes, num_groups * width, x.shape[1]
+        )
+        flops -= quantizer_flops
+        inputs = (_leaf(latents), draws.gumbel_noise, draws.gumbel_temperature)
+        parts.append(Part("quantizer", [Call(quantize, inputs, _weights(quantize))], quantizer_flops))
+        with torch.no_grad():
+            quantized = quantize(latents, draws.gumbel_noise, draws.gumbel_temperature)
+        given = Quantized(_leaf(quantized.vectors), quantized.codes, _leaf(quantized.logits))
+        setattr(owner, name, _Given(given))
+
+    def lose(context: Tensor, values: Tensor, _: Quantized | None) -> Tensor:
+        output = EncoderOutput(context, values, latents)
+        loss: Tensor = objective(lambda *_: output, segments, patient, draws)[0]
+        return loss
+
+    call = Call(lose, (_leaf(x), _leaf(features), given), _weights(objective))
+    return [*parts, Part("similarity and losses", [call], flops)]
+
+
+def _quantizers(objective: nn.Module) -> list[tuple[nn.Module, str, GumbelQuantizer]]:
+    """The quantizers in a module, with who owns them under which name."""
+    return [
+        (owner, name, child)
+        for owner in objective.modules()
+        for name, child in owner.named_children()
+        if isinstance(child, GumbelQuantizer)
+    ]
+
+
+def _collective_parts(model: PretrainingModel, x: Tensor) -> list[Part]:
+    """The gather of the segments' vectors and the sum of the quantizer's statistics; scaling.py has those of the gradients."""
+    if world_size() == 1:
+        return []
+    calls = [Call(gather_ranks, (torch.randn(x.shape[0], x.shape[-1], device=x.device, requires_grad=True),))]
+    for _, _, quantize in _quantizers(model.objective):
+        # Mean softmax and usage of each code, and the number of masked tokens.
+        num_sums = 2 * quantize.codebook.codes.shape[:2].numel() + 1
+        calls.append(Call(sum_over_ranks, (torch.randn(num_sums, device=x.device, requires_grad=True),)))
+    return [Part("sums and gathers over ranks", calls)]
+
+
+class _Given(nn.Module):
+    """Stands for a quantizer whose output is given."""
+
+    def __init__(self, output: Quantized) -> None:
+        super().__init__()
+        self.output = output
+
+    def forward(self, *_: object) -> Quantized:
+        """Whatever comes in."""
+        return self.output
+
+
+def _weights(*modules: nn.Module) -> tuple[nn.Parameter, ...]:
+    return tuple(weight for module in modules for weight in module.parameters())
+
+
+def _leaf(x: Tensor) -> Tensor:
+    return x.detach().clone().requires_grad_()
+
+
+def _tensors(values: Any) -> list[Tensor]:
+    """All tensors in nested tuples and lists."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, tuple | list):
+        return [tensor for value in values for tensor in _tensors(value)]
+    return []
+
+
+def _wanted(call: Call) -> list[Tensor]:
+    """What gets a gradient."""
+    return [tensor for tensor in [*_tensors(call.inputs), *call.weights] if tensor.requires_grad]
+
+
+def _num_bytes(tensors: Sequence[Tensor]) -> int:
+    """Of storages, each once; views of one storage count as far as the largest of them."""
+    sizes: dict[int, int] = {}
+    for tensor in tensors:
+        key = tensor.untyped_storage().data_ptr()
+        sizes[key] = max(sizes.get(key, 0), tensor.numel() * tensor.element_size())
+    return sum(sizes.values())
+
+
+def count_bytes(call: Call) -> tuple[int, int]:
+    """The least traffic of one use, forward and backward; see the head of this file."""
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = _tensors(call.run(*call.inputs))
+    ends = [tensor for tensor in outputs if tensor.requires_grad]
+    forward = _num_bytes([*_tensors(call.inputs), *call.weights, *outputs, *kept])
+    if not ends:
+        return forward, 0
+    # Read: the gradients of the outputs, and what was kept; written: as many gradients as inputs and weights want.
+    return forward, _num_bytes(ends) + _num_bytes(kept) + _num_bytes(_wanted(call))
+
+
+def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bool) -> PartFigures:
+    """Times a part and counts its bytes; medians over ``repeats``, after one to warm up."""
+    figures = PartFigures(part.name, part.within)
+    counts = [count_bytes(call) for call in part.calls]
+    figures.forward.flops = part.flops
+    figures.forward.bytes, figures.backward.bytes = (float(sum(values)) for values in zip(*counts, strict=True))
+    runs = [torch.compile(call.run) if compiled else call.run for call in part.calls]
+    lead, seconds = HostLead(device), []
+    for _ in range(1 + repeats):
+        lead.take()
+        marks = Marks(device)
+        marks.mark()
+        outputs = [
+            [tensor for tensor in _tensors(run(*call.inputs)) if tensor.requires_grad]
+            for run, call in zip(runs, part.calls, strict=True)
+        ]
+        marks.mark()
+        gradients = [[torch.ones_like(tensor) for tensor in ends] for ends in outputs]
+        marks.mark()
+        for call, ends, grads in zip(reversed(part.calls), reversed(outputs), reversed(gradients), strict=True):
+            if ends:
+                torch.autograd.grad(ends, _wanted(call), grads, allow_unused=True)
+        marks.mark()
+        seconds.append(marks.seconds())
+        has_backward = any(outputs)
+        del outputs, gradients
+    figures.forward.seconds = median(forward for forward, _, _ in seconds[1:])
+    if has_backward:
+        figures.backward.flops = BACKWARD_FLOPS * part.flops
+        figures.backward.seconds = median(backward for _, _, backward in seconds[1:])
+    return figures
+
+
+def _measure_optimizer(model: PretrainingModel, config: RunConfig, device: torch.device, repeats: int) -> PartFigures:
+    """AdamW's own step; its row has a forward pass only."""
+    optimizer = make_optimizer(model, config.optimizer)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    lead, seconds = HostLead(device), []
+    for _ in range(repeats):
+        lead.take()
+        marks = Marks(device)
+        marks.mark()
+        optimizer.step()
+        marks.mark()
+        seconds += marks.seconds()
+    # Parameter and two moments are read and written, the gradient is read.
+    num_bytes = 7 * _num_bytes(list(model.parameters()))
+    model.zero_grad()
+    return PartFigures("optimizer", None, Figures(bytes=float(num_bytes), seconds=median(seconds)))

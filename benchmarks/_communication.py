@@ -1,0 +1,113 @@
+"""What the ranks send each other in a step: counted where it is sent, and computed from the model's size.
+
+Traffic is what one rank sends if collectives go around a ring of W ranks, as NCCL's do for large tensors: of n bytes, an
+all-reduce sends 2 (W - 1) / W n, a reduce-scatter and an all-gather (W - 1) / W n (n is the whole, not the share of a rank), a
+broadcast and a reduce n.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+# Name in torch.distributed -> (what it is, which of its arguments holds the whole).
+_COLLECTIVES: dict[str, tuple[str, str]] = {
+    "all_reduce": ("all_reduce", "tensor"),
+    "all_gather": ("all_gather", "tensor_list"),
+    "all_gather_into_tensor": ("all_gather", "output_tensor"),
+    "_all_gather_base": ("all_gather", "output_tensor"),
+    "reduce_scatter": ("reduce_scatter", "input_list"),
+    "reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_reduce_scatter_base": ("reduce_scatter", "input"),
+    "broadcast": ("broadcast", "tensor"),
+    "reduce": ("reduce", "tensor"),
+}
+# Arguments in their order, as far as the whole.
+_POSITIONS = {"tensor": 0, "tensor_list": 0, "output_tensor": 0, "input_list": 1, "input": 1}
+
+
+def ring_bytes(kind: str, num_bytes: float, world_size: int) -> float:
+    """What one rank sends for one collective of ``num_bytes``."""
+    share = (world_size - 1) / world_size
+    return num_bytes * {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share}.get(kind, float(world_size > 1))
+
+
+@dataclass
+class Traffic:
+    """What was sent, by kind of collective."""
+
+    calls: dict[str, int] = field(default_factory=dict)
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    def add(self, kind: str, num_bytes: int) -> None:
+        """Counts one collective."""
+        self.calls[kind] = self.calls.get(kind, 0) + 1
+        self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
+
+    def ring_bytes(self, world_size: int) -> float:
+        """What one rank sends for all of it."""
+        return sum(ring_bytes(kind, num_bytes, world_size) for kind, num_bytes in self.bytes.items())
+
+    def clear(self) -> None:
+        """Starts again from nothing."""
+        self.calls.clear()
+        self.bytes.clear()
+
+
+@contextmanager
+def counting() -> Iterator[Traffic]:
+    """Counts every collective on tensors that goes through ``torch.distributed`` while it is open, DeepSpeed's too.
+
+    DeepSpeed takes hold of some functions when it starts, so this is opened before. Pickled objects go through collectives as
+    well: clear the traffic after :meth:`Ranks.gather` and the like.
+    """
+    traffic = Traffic()
+    originals = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
+    for name, original in originals.items():
+        setattr(dist, name, _counted(original, *_COLLECTIVES[name], traffic))
+    try:
+        yield traffic
+    finally:
+        for name, original in originals.items():
+            setattr(dist, name, original)
+
+
+def _counted(original: Callable[..., Any], kind: str, argument: str, traffic: Traffic) -> Callable[..., Any]:
+    @wraps(original)
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        # DeepSpeed and torch name the input of a reduce-scatter differently.
+        names = (argument, "input_tensor") if argument == "input" else (argument,)
+        whole = next((kwargs[name] for name in names if name in kwargs), None)
+        whole = args[_POSITIONS[argument]] if whole is None else whole
+        tensors = [whole] if isinstance(whole, Tensor) else whole
+        traffic.add(kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+        return original(*args, **kwargs)
+
+    return collective
+
+
+def required_bytes(stage: int, parameter_sizes: list[int], persistence_threshold: int, element_size: int = 4) -> dict[str, int]:
+    """What must be sent in a step for gradients and parameters, by kind of collective.
+
+    S. Rajbhandari et al., "ZeRO", https://arxiv.org/abs/1910.02054, section 7. Both are in fp32 whatever the precision of the
+    arithmetic: the weights are.
+
+    Args:
+        stage: of ZeRO. 0 averages the gradients of all; 1 and 2 reduce each share of the gradients to its owner, and gather the
+            parameters that the owners have updated; 3 gathers the parameters for the forward and again for the backward pass,
+            and reduces the gradients to their owners.
+        parameter_sizes: numbers in each parameter.
+        persistence_threshold: parameters up to this size stay whole on every rank in stage 3, and are gathered once.
+        element_size: bytes of a number.
+    """
+    everything = element_size * sum(parameter_sizes)
+    if stage == 0:
+        return {"all_reduce": everything}
+    if stage < 3:
+        return {"reduce_scatter": everything, "all_gather": everything}
+    large = element_size * sum(size for size in parameter_sizes if size > persistence_threshold)
+    return {"reduce_scatter": everything, "all_gather": everything + large}

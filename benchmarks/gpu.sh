@@ -1,0 +1,100 @@
+#!/usr/bin/env bash
+# Everything that wants to be known of a GPU host, in one command, without a network and in at most nine minutes on one GPU.
+#
+#   benchmarks/gpu.sh OUT             tests, loaders, training step, variants, ZeRO, a real pre-training; figures into OUT
+#   benchmarks/gpu.sh --smoke OUT     the same paths with a tiny model for some seconds, on the CPU where there is no GPU
+#
+# Each part has its own time limit. One that fails, or that no time is left for, does not stop the others, is named in the table
+# at the end, and makes the exit status 1. OUT gets a small JSON file for each part with figures, and log.txt with all that was
+# said; files of those names from before are replaced.
+#
+#   PYTHON=python3                    the interpreter, with PyTorch 2.11 or newer
+#   DATASET=DIR                       a dataset to load from; by default a cohort is simulated and sharded (which takes Dask)
+#   BUDGET_SECONDS=540                for everything
+set -uo pipefail
+
+smoke=false
+if [ "${1:-}" = --smoke ]; then smoke=true; shift; fi
+if [ $# -ne 1 ]; then echo "usage: benchmarks/gpu.sh [--smoke] OUT" >&2; exit 2; fi
+mkdir -p "$1" || exit 2
+out=$(cd "$1" && pwd)
+cd "$(dirname "$0")/.." || exit 2
+export PYTHON=${PYTHON:-python3}
+export PYTHONPATH=$PWD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+log=$out/log.txt
+parts=$scratch/parts.tsv
+: >"$log"
+rm -f "$out"/{variants,train-step,pretraining,loader,scaling}-*.json
+printf 'part\tstatus\tseconds\tlimit\n' >"$parts"
+seconds_left() { echo $((${BUDGET_SECONDS:-540} - SECONDS)); }
+
+# part NAME LIMIT COMMAND...: runs the command for at most LIMIT seconds, or as long as there is time.
+part() {
+  local name=$1 limit=$(($2 * slack)) status=0 began=$SECONDS left
+  shift 2
+  left=$(seconds_left)
+  if [ "$limit" -gt "$left" ]; then limit=$left; fi
+  if [ "$limit" -lt 1 ]; then
+    status=skipped
+  else
+    printf '\n===== %s (at most %s s): %s\n' "$name" "$limit" "$*" | tee -a "$log"
+    timeout --kill-after=50 "$limit" "$@" >>"$log" 2>&1 || status=$?
+  fi
+  printf '%s\t%s\t%s\t%s\n' "$name" "$status" "$((SECONDS - began))" "$limit" >>"$parts"
+  if [ "$status" != 0 ]; then echo "part $name: status $status" | tee -a "$log"; fi
+}
+
+slack=1
+if $smoke; then
+  slack=4 # the machine may be small and busy, and nothing is measured
+  export OMP_NUM_THREADS=1
+  tiny=(model.feature_channels=16 model.width=32 model.depth=2 model.num_heads=2 model.mlp_width=64 model.pos_kernel=16
+    model.pos_groups=4 objective.w2v.num_codes=20 objective.w2v.code_width=32 objective.w2v.num_negatives=20
+    objective.w2v.final_width=32)
+  pairs=(2 4) largest=4 patients=12 load_seconds=0.05 load_repeats=1 load_batch=4 repeats=1 train_seconds=1
+  compile=() ranks=(--ranks 2 --zero 0 3) threads=2 precision=fp32 tests=(tests/contracts)
+else
+  tiny=() pairs=(64 128 256 512) largest=512 patients=1415 load_seconds=0.5 load_repeats=3 load_batch=64 repeats=5
+  train_seconds=120 compile=(train.compile=blocks) ranks=() threads=$(nproc) precision=bf16 tests=(tests)
+fi
+device=cpu
+if $PYTHON -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then device=cuda; fi
+if [ $device = cpu ] && ! $smoke; then echo "no GPU is visible to PyTorch: --smoke runs all parts on the CPU" >&2; exit 2; fi
+
+# The package's version is asked for by checkpoints; a host that only has the source gets its metadata beside it.
+if ! $PYTHON -c 'import importlib.metadata as m; m.version("ecg-engine")' 2>/dev/null; then
+  mkdir "$scratch/site"
+  part metadata 60 "$PYTHON" -c \
+    'import sys, setuptools.build_meta as build; build.prepare_metadata_for_build_wheel(sys.argv[1])' "$scratch/site"
+  export PYTHONPATH=$PYTHONPATH:$scratch/site
+fi
+
+dataset=${DATASET:-$scratch/dataset}
+ecg_data='import sys; from data_tools.cli import main; sys.exit(main())'
+if [ -z "${DATASET:-}" ]; then
+  part cohort 60 "$PYTHON" -c "$ecg_data" synth "$scratch/cohort" --patients "$patients" --workers "$threads"
+  part dataset 60 "$PYTHON" -c "$ecg_data" build physionet2021 "$scratch/cohort" "$dataset" --workers "$threads"
+fi
+part tests 150 "$PYTHON" -m pytest -q -m gpu "${tests[@]}" -p no:cacheprovider
+part variants 60 "$PYTHON" benchmarks/variants.py "${tiny[@]}" --pairs "$largest" --repeats "$repeats" \
+  --json "$out/variants-$device.json"
+part train-step 120 "$PYTHON" benchmarks/train_step.py "${tiny[@]}" "${compile[@]}" --pairs "${pairs[@]}" --precision bf16 \
+  --repeats "$repeats" --breakdown --dataset "$dataset" --json "$out/train-step-$device.json"
+part pretraining $((train_seconds + 70)) "$PYTHON" benchmarks/pretraining.py "${tiny[@]}" "${compile[@]}" \
+  train.batch_size="$largest" train.precision="$precision" --dataset "$dataset" --seconds "$train_seconds" \
+  --json "$out/pretraining-$device.json"
+part loader 75 "$PYTHON" benchmarks/loader.py --dataset "$dataset" --device "$device" --threads "$threads" \
+  --batch-size "$load_batch" --repeats "$load_repeats" --seconds "$load_seconds" --json "$out/loader-$device.json"
+part zero 60 "$PYTHON" benchmarks/scaling.py "${tiny[@]}" "${ranks[@]}" --pairs "$largest" \
+  --precision "$precision" --repeats "$repeats" --json "$out/scaling-$device.json"
+if [ $device = cuda ]; then
+  part loader-on-cpu 40 "$PYTHON" benchmarks/loader.py --dataset "$dataset" --device cpu --threads "$threads" \
+    --batch-size "$load_batch" --repeats "$load_repeats" --seconds "$load_seconds" --json "$out/loader-on-cpu.json"
+  part not-compiled 60 "$PYTHON" benchmarks/train_step.py --pairs "$largest" --precision bf16 --repeats "$repeats" \
+    --json "$out/train-step-not-compiled-$device.json"
+fi
+
+$PYTHON benchmarks/gpu_summary.py "$out" "$parts" | tee -a "$log"
+exit "${PIPESTATUS[0]}"

@@ -1,0 +1,201 @@
+"""Whether this checkout is as fast as the recorded one: `make bench`.
+
+    python benchmarks/guard.py [--record] [--repeats 3]
+
+Measures a few ratios, each of a speed to what the same machine can do in the same moment, and compares them with those in
+results/guard-DEVICE.json. A ratio that falls short by more than its band is measured once more, since what else the machine
+does can only make it smaller; if it falls short again, the exit status is 1. Ratios that have become better are named: record
+them. Ratios hold between machines of one kind, not between kinds, so a CPU or GPU of another name is warned of.
+
+    share of product    the training step's FLOP/s over those of one large matrix product (the MFU); band 10 %
+    share of copy       the loader's bytes of raw crops over those of one large copy of the same memory; band 25 %
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from _common import environment, print_environment, print_table, spread, write_json
+from _steps import PRESET, TrainingStep, step_config
+from _timing import Marks, measure_copy_rate
+
+from data_tools.build import BuildOptions, build_dataset
+from data_tools.recording import CROP_SAMPLES
+from data_tools.shards.dataset import Dataset
+from data_tools.synthetic import write_cohort
+from engine.config import load_config
+from engine.data import CropStore, SampleOrder, make_loader
+from engine.options import OptionError
+from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.throughput import measure_peak_flops
+from engine.training.trainer import DTYPES
+
+RESULTS = Path(__file__).parent / "results"
+NUM_PATIENTS = 200
+_STEP_BAND, _LOADER_BAND = 0.10, 0.25
+_NUM_BYTES_OF_CROP = 12 * CROP_SAMPLES * 2
+_LOADER_SECONDS = 1.0
+
+
+class Guard(NamedTuple):
+    """A ratio, how to measure it once, and by which share it may fall short of the recorded one."""
+
+    name: str
+    measure: Callable[[], float]
+    band: float
+
+
+def main() -> int:
+    """Measures and compares; 1 if something has become slower."""
+    arguments = _parse_arguments()
+    try:
+        ranks = start(choose_device("auto"))
+        path = RESULTS / f"guard-{ranks.device.type}.json"
+        record = None if arguments.record else read_record(path)
+        where = environment()
+        print_environment(where)
+        with tempfile.TemporaryDirectory() as folder:
+            guards = make_guards(_make_dataset(Path(folder)), ranks)
+            ratios = {guard.name: _measure(guard, arguments.repeats) for guard in guards}
+            if record is None:
+                write_json(path, "guard", {"repeats": arguments.repeats}, where, {"ratios": ratios})
+                print_table(["ratio", "median", "min", "max"], [[name, *_shown(ratio)] for name, ratio in ratios.items()])
+                return 0
+            return _compare(guards, ratios, record, where, arguments.repeats)
+    except OptionError as error:
+        sys.stderr.write(f"guard: {error}\n")
+        return 2
+    finally:
+        stop()
+
+
+def _parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", action="store_true", help="write the ratios instead of comparing")
+    parser.add_argument("--repeats", type=int, default=3, help="of every ratio (default 3)")
+    arguments = parser.parse_args()
+    if arguments.repeats < 1:
+        parser.error("--repeats must be at least 1")
+    return arguments
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """The recorded ratios.
+
+    Raises:
+        OptionError: if nothing is recorded for this kind of device.
+    """
+    if not path.is_file():
+        raise OptionError(f"{path}: there is no such record; on a commit whose speed is good, make one with --record")
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return record
+
+
+def make_guards(dataset: Path, ranks: Ranks) -> list[Guard]:
+    """All ratios that are watched on this device."""
+    on_cpu = ranks.device.type == "cpu"
+    pairs = 8 if on_cpu else 128
+    guards = [
+        Guard(f"training step, {precision}, {pairs} pairs: share of product", _step_share(ranks, precision, pairs), _STEP_BAND)
+        for precision in (["fp32", "bf16"] if on_cpu else ["bf16"])
+    ]
+    for augmentations, name in (({}, "crop"), ({"random_lead_masking": {"p": 0.5}}, "crop + RLM")):
+        guards.append(Guard(f"loader, {name}: share of copy", _loader_share(dataset, augmentations, ranks), _LOADER_BAND))
+    return guards
+
+
+def _step_share(ranks: Ranks, precision: str, pairs: int) -> Callable[[], float]:
+    """A step between two products; the model is made when first asked, and freed with what is returned."""
+    steps: list[TrainingStep] = []
+
+    def share() -> float:
+        if not steps:
+            steps.append(TrainingStep(step_config(pairs, precision, stage=0), ranks))
+            steps[0].run()
+        before = measure_peak_flops(ranks.device, DTYPES[precision])
+        marks = Marks(ranks.device)
+        marks.mark()
+        steps[0].run()
+        marks.mark()
+        after = measure_peak_flops(ranks.device, DTYPES[precision])
+        return steps[0].flops / marks.seconds()[0] / ((before + after) / 2)
+
+    return share
+
+
+def _loader_share(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks) -> Callable[[], float]:
+    """A second of batches next to a copy; the first time warms the page cache."""
+
+    def share() -> float:
+        config = load_config([PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
+        options = config.data
+        store = CropStore(Dataset.open(dataset), options.train_split)
+        order = SampleOrder(store.num_crops, config.seed)
+        with make_loader(options, store, order, seed=config.seed, batch_size=64, device=ranks.device) as loader:
+            for _ in range(-(-store.num_crops // 64)):
+                next(loader)
+            marks, begin, num_crops = Marks(ranks.device), time.perf_counter(), 0
+            marks.mark()
+            while time.perf_counter() - begin < _LOADER_SECONDS:
+                next(loader)
+                num_crops += 64
+            marks.mark()
+            rate = num_crops / marks.seconds()[0]
+        return 2 * rate * _NUM_BYTES_OF_CROP / measure_copy_rate(ranks.device)
+
+    return share
+
+
+def _make_dataset(folder: Path) -> Path:
+    write_cohort(folder / "cohort", NUM_PATIENTS, seed=1, workers=2)
+    options = BuildOptions("physionet2021", (folder / "cohort",), crops_per_shard=100, valid_fraction=0)
+    build_dataset(options, folder / "dataset", num_workers=1)
+    return folder / "dataset"
+
+
+def _measure(guard: Guard, repeats: int) -> dict[str, float]:
+    return spread([guard.measure() for _ in range(repeats)])
+
+
+def is_too_slow(ratio: float, recorded: float, band: float) -> bool:
+    """Whether a ratio falls short of the recorded one by more than the band (a share of the recorded one)."""
+    return ratio < (1 - band) * recorded
+
+
+def _compare(
+    guards: list[Guard], ratios: dict[str, dict[str, float]], record: dict[str, Any], where: dict[str, Any], repeats: int
+) -> int:
+    """Prints every ratio next to the recorded one; 1 if one falls short twice, or nothing is recorded for it."""
+    recorded = record["figures"]["ratios"]
+    for kind in ("cpu", "gpus"):
+        if record["environment"][kind] != where[kind]:
+            print(f"warning: recorded on {record['environment'][kind]}, this is {where[kind]}: ratios may differ\n")
+    rows: list[list[object]] = []
+    num_problems = 0
+    for guard in guards:
+        if guard.name not in recorded:
+            rows.append([guard.name, ratios[guard.name]["median"], "-", guard.band, "NOT RECORDED"])
+            num_problems += 1
+            continue
+        ratio, old = ratios[guard.name]["median"], recorded[guard.name]["median"]
+        if is_too_slow(ratio, old, guard.band):
+            ratio = max(ratio, _measure(guard, repeats)["median"])
+        slow = is_too_slow(ratio, old, guard.band)
+        num_problems += slow
+        verdict = "TOO SLOW" if slow else "faster: record it" if ratio > (1 + guard.band) * old else "as recorded"
+        rows.append([guard.name, ratio, old, guard.band, verdict])
+    print_table(["ratio", "now", "recorded", "band", "verdict"], rows)
+    return int(num_problems > 0)
+
+
+def _shown(ratio: dict[str, float]) -> list[float]:
+    return [ratio["median"], ratio["min"], ratio["max"]]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""SimCLR: two views of one segment, NT-Xent (the paper's SimCLR(RLM), whose views differ by their lead masks).
+
+T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", https://arxiv.org/abs/2002.05709,
+equation 1. As in the official code there is no projection head: what is compared is the encoder's mean output.
+
+Legend: N pairs of this rank, C leads, T samples.
+"""
+
+from typing import ClassVar
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from engine.models import Encoder, EncoderOptions
+from engine.objectives.contrast import compare, pair_loss
+from engine.objectives.protocol import DrawKeys, Objective
+from engine.options import Options, SegmentPair
+
+
+class SimCLROptions(Options):
+    """Options of SimCLR."""
+
+    temperature: float = Field(default=0.1, gt=0)
+
+
+class SimCLR(Objective):
+    """The two views of a segment attract each other and repel those of other patients.
+
+    The views are made by the loader's augmentations; without any they are equal, and there is little to learn. Loss and
+    metrics (loss_global, accuracy_global) are those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``:
+    another segment of the same patient is no negative, which SimCLR, knowing no patients, cannot say of its images.
+    """
+
+    options_class: ClassVar[type[Options]] = SimCLROptions
+    pair: ClassVar[SegmentPair] = "same"
+
+    def __init__(self, options: SimCLROptions, encoder_options: EncoderOptions) -> None:
+        super().__init__(options, encoder_options)
+        self.options = options
+
+    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
+        """Nothing is random here."""
+
+    def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`Objective`; the views are encoded without masking."""
+        del draws
+        output = encoder(segments.flatten(0, 1))
+        return pair_loss(compare(output.context, patient, self.options.temperature), "ntxent")
+
+    def flops_per_segment(self, num_tokens: int) -> float:
+        """There is no head; see :class:`Objective`."""
+        del num_tokens
+        return 0.0

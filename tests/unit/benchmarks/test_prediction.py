@@ -1,0 +1,91 @@
+import pytest
+from _prediction import BACKWARD_SHARE, GPUS_PER_NODE, Cluster, scaling_page
+
+POINTS = [(64, 0.04), (512, 0.2)]
+TRAFFIC = {0: {"all_reduce": 4e8}, 1: {"all_reduce": 4e8, "all_gather": 4e8}}
+
+
+def cluster(node: float = 300e9, network: float = 40e9) -> Cluster:
+    return Cluster(POINTS, TRAFFIC, node, network)
+
+
+def test_one_gpu_takes_what_was_measured() -> None:
+    for pairs, seconds in POINTS:
+        assert cluster().step_bounds(1, pairs, 0) == pytest.approx((seconds, seconds))
+
+
+@pytest.mark.parametrize(("pairs", "seconds"), [(32, 0.02), (288, 0.12), (1024, 0.4)])
+def test_between_and_beyond_the_measured_batches(pairs: int, seconds: float) -> None:
+    assert cluster().compute_seconds(pairs) == pytest.approx(seconds)
+
+
+def test_a_fast_network_hides_the_reduction_and_a_slow_one_does_not() -> None:
+    low, high = cluster().step_bounds(8, 512, 0)
+    assert low == pytest.approx(0.2)
+    assert high == pytest.approx(0.2 + 2 * 7 / 8 * 4e8 / 300e9)
+    low, high = cluster(node=1e9).step_bounds(8, 512, 0)
+    assert low == pytest.approx(high - BACKWARD_SHARE * 0.2)
+
+
+def test_gathering_parameters_is_never_hidden() -> None:
+    low, _ = cluster().step_bounds(2, 512, 1)
+    assert low == pytest.approx(0.2 + 0.5 * 4e8 / 300e9)
+
+
+def test_a_ring_beyond_the_node_is_as_fast_as_the_network() -> None:
+    within, beyond = (cluster().step_bounds(num, 512, 0)[1] for num in (GPUS_PER_NODE, 2 * GPUS_PER_NODE))
+    assert beyond - 0.2 > 5 * (within - 0.2)
+
+
+def scaling_result() -> dict[str, object]:
+    def world(ranks: int, seconds: float) -> dict[str, object]:
+        stage = {
+            "zero_stage": 0,
+            "pairs_per_rank": 4,
+            "tflop_per_step": 4 * 0.176 * ranks,
+            "num_parameters": 90_900_000,
+            "collective_bytes": {"all_reduce": 4e8},
+            "step_seconds": {"median": seconds},
+        }
+        return {"ranks": ranks, "all_reduce_gb_per_second": 1.0 if ranks > 1 else None, "stages": [stage]}
+
+    environment: dict[str, list[str]] = {"gpus": []}
+    config: dict[str, list[str]] = {"overrides": []}
+    return {
+        "benchmark": "scaling",
+        "config": config,
+        "environment": environment,
+        "figures": {"worlds": [world(1, 2.0), world(2, 2.3)]},
+    }
+
+
+def test_without_a_gpu_the_page_says_that_its_speed_is_assumed() -> None:
+    page = scaling_page({"scaling-cpu": scaling_result()})
+    assert "No GPU has been measured yet" in page
+    assert "within" in page  # 2.0 + 0.4 s of traffic holds the 2.3 s that were measured
+    first = next(line for line in page.splitlines() if line.startswith("| 1 |"))
+    rate = float(first.split("|")[3].replace(",", ""))
+    assert rate == pytest.approx(790e12 * 0.6 / 0.176e12, rel=0.01)
+
+
+def test_with_a_gpu_the_page_starts_from_its_step() -> None:
+    step = {"precision": "bf16", "pairs": 512, "step_seconds": {"median": 0.25}}
+    gpu = {
+        "benchmark": "train_step",
+        "environment": {"gpus": ["NVIDIA H200"]},
+        "config": {"ranks": 1, "overrides": ["train.compile=blocks"]},
+        "figures": {"steps": [step]},
+    }
+    page = scaling_page({"scaling-cpu": scaling_result(), "train-step-cuda": gpu})
+    assert "No GPU has been measured yet" not in page
+    assert "| 1 | 512 | 2,048 |" in page
+    assert "results/train-step-cuda.json" in page
+
+
+def test_another_model_is_no_ground_for_a_prediction() -> None:
+    small = scaling_result() | {"config": {"overrides": ["model.depth=2"]}}
+    assert "there is no prediction" in scaling_page({"scaling-cpu": small})
+
+
+def test_without_traffic_there_is_no_prediction() -> None:
+    assert "there is no prediction" in scaling_page({})
