@@ -28,6 +28,7 @@ from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, start, stop
 from engine.training.setup import prepare
 from engine.training.sinks import Row
+from engine.training.trainer import TrainingStoppedError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 PRESETS = sorted(file.stem for file in (CONFIGS / "pretrain").glob("*.yaml") if file.stem != "base")
@@ -138,6 +139,9 @@ def main() -> int:
     except OptionError as error:
         sys.stderr.write(f"presets: {error}\n")
         return 2
+    except TrainingStoppedError:
+        sys.stderr.write("presets: stopped by a signal; nothing was recorded\n")
+        return 143
     finally:
         stop()
     print_environment(where)

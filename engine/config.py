@@ -396,8 +396,9 @@ def _fields(model: type[Options], location: Sequence[int | str]) -> list[str]:
 
 def _nearest_file(file: Path) -> str:
     """Names the configuration file in the same folder that was probably meant."""
-    near = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*.yaml")], n=1, cutoff=0.5)
-    return f"; did you mean '{file.parent / near[0]}'?" if near else ""
+    known = {other.stem: other for other in file.parent.glob("*.yaml")}
+    near = difflib.get_close_matches(file.stem, known, n=1, cutoff=0.5)
+    return f"; did you mean '{known[near[0]]}'?" if near else ""
 
 
 def _nearest(key: str, known: Sequence[str] | Mapping[str, object], parent: str = "") -> str:

@@ -226,6 +226,6 @@ def test_an_unknown_preset_names_the_nearest(tmp_path: Path) -> None:
         with pytest.raises(OptionError) as caught:
             load_config([folder / wrong])
         assert str(caught.value).endswith(f"cannot be read: No such file or directory; did you mean '{folder / right}'?")
-    for hopeless in (folder / "quantum", tmp_path / "nowhere" / "w2v.yaml", tmp_path):
+    for hopeless in (folder / "quantum", folder / "nonsense.yaml", tmp_path / "nowhere" / "w2v.yaml", tmp_path):
         with pytest.raises(OptionError, match=r"cannot be read: [\w ]+$"):
             load_config([hopeless])
