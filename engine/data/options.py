@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, StrictInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
 from engine.data.augmentations import AugmentationOptions
@@ -31,7 +31,7 @@ class DataOptions(Options):
 
     path: Path | None = None
     loader: Literal["auto", "dali", "torch"] = "auto"
-    leads: StrictInt | list[str] = 12
+    leads: int | list[str] = 12
     train_split: str = "pretrain"
     valid_split: str = "valid"
     block_size: Annotated[int, Field(gt=0)] = 256
