@@ -318,7 +318,9 @@ def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bo
     counts = [count_bytes(call) for call in part.calls]
     figures.forward.flops = part.flops
     figures.forward.bytes, figures.backward.bytes = (float(sum(values)) for values in zip(*counts, strict=True))
-    runs = [torch.compile(call.run) if compiled else call.run for call in part.calls]
+    # For its own shapes only, as in a run; what was compiled for those of another part is forgotten.
+    torch.compiler.reset()
+    runs = [torch.compile(call.run, dynamic=False) if compiled else call.run for call in part.calls]
     lead, seconds = HostLead(device), []
     for _ in range(1 + repeats):
         lead.take()

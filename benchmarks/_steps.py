@@ -64,11 +64,13 @@ class TrainingStep:
 
     def run(self, marks: Marks | None = None) -> None:
         """Trains one step, and marks the ends of its passes."""
-        step = torch.full((), self._number, dtype=torch.int64, device=self._ranks.device)
+        step = self._number
         self._number += 1
         for micro in range(self._num_accumulated):
             row0 = (micro * self._ranks.world_size + self._ranks.rank) * self._num_pairs
-            loss, _ = self._engine(self.segments, self.patient, step, row0)
+            # As the trainer gives them: a compiled graph would be compiled again for another Python number.
+            numbers = (torch.full((), number, dtype=torch.int64, device=self._ranks.device) for number in (step, row0))
+            loss, _ = self._engine(self.segments, self.patient, *numbers)
             _mark(marks)
             self._engine.backward(loss)
             _mark(marks)
@@ -93,9 +95,10 @@ class TrainingStep:
         return float(max(self._ranks.gather(peak_memory_bytes(self._ranks.device)))) / 1e9
 
     def close(self) -> None:
-        """Frees model and optimiser."""
+        """Frees model and optimiser, and what was compiled for this batch."""
         self._engine.destroy()
         self._engine = None
+        torch.compiler.reset()
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -278,7 +278,10 @@ def _step_headline(step: Result, result: Result) -> list[object]:
     rate = step["crops_per_second"]["median"]
     compared = f", {rate / official:.1f} x the official code in fp32" if official else ""
     pairs = step.get("pairs", result["config"]["pairs"])
-    what = f"crops/s through the base model's training step, {pairs} pairs, {step['precision']}, {_device(result)}; MFU"
+    overrides = "".join(f", {word}" for word in result["config"]["overrides"])
+    what = (
+        f"crops/s through the base model's training step, {pairs} pairs, {step['precision']}{overrides}, {_device(result)}; MFU"
+    )
     return [what, f"{format_cell(rate)}{compared}; {100 * step['mfu']:.0f} %", "train_step.py"]
 
 

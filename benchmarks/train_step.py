@@ -15,6 +15,7 @@ product's rate and of its bytes over a large copy's rate. ``--dataset`` adds the
 import argparse
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from statistics import median
@@ -22,7 +23,7 @@ from typing import Any
 
 from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
-from _steps import PassSeconds, TrainingStep, step_config
+from _steps import PassSeconds, TrainingStep, random_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import Marks, Roofline, mean_roofline, measure_roofline
 
@@ -43,12 +44,13 @@ def main() -> int:
     arguments = _parse_arguments()
     try:
         ranks = start(choose_device(arguments.device))
-        results = [
-            _measure(step_config(pairs, precision, stage, arguments.overrides), ranks, arguments)
+        configs = [
+            step_config(pairs, precision, stage, arguments.overrides)
             for pairs in arguments.pairs
             for stage in arguments.zero
             for precision in arguments.precision
         ]
+        results = _measure_all(configs, ranks, arguments)
     except (OptionError, DatasetError) as error:
         sys.stderr.write(f"train_step: {error}\n")
         return 2
@@ -81,21 +83,38 @@ def _parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure(config: RunConfig, ranks: Ranks, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Times whole steps of one configuration, and its parts if asked to."""
-    if arguments.breakdown and config.train.micro_batches(ranks.world_size)[1] > 1:
-        raise OptionError(
-            f"--breakdown is of one micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too small"
-        )
+def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Times whole steps of each configuration, then the parts of each if asked to.
+
+    The JSON file is written anew after each, so that a time limit takes only what was still to come.
+    """
+    for config in configs if arguments.breakdown else []:
+        if config.train.micro_batches(ranks.world_size)[1] > 1:
+            raise OptionError(
+                f"--breakdown is of one micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too small"
+            )
+    where = environment()
+    results: list[dict[str, Any]] = []
+    for config in configs:
+        results.append(_measure(config, ranks, arguments.repeats))
+        _write(results, where, ranks, arguments)
+    for config, result in zip(configs, results, strict=True) if arguments.breakdown else []:
+        _break_down(result, config, ranks, arguments)
+        _write(results, where, ranks, arguments)
+    return results
+
+
+def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
+    """Times whole steps of one configuration."""
     rooflines = [_roofline(config, ranks)]
     step = TrainingStep(config, ranks)
-    passes = step.time(arguments.repeats)
+    passes = step.time(repeats)
     memory_gb = step.peak_memory_gb()
     step.close()
     rooflines.append(_roofline(config, ranks))
     roofline = mean_roofline(rooflines)
     seconds = [sum(each) for each in passes]
-    result: dict[str, Any] = {
+    return {
         "pairs": config.train.batch_size,
         "precision": config.train.precision,
         "zero_stage": config.zero.stage,
@@ -108,15 +127,17 @@ def _measure(config: RunConfig, ranks: Ranks, arguments: argparse.Namespace) -> 
         "mfu": step.flops / spread(seconds)["median"] / roofline.flops_per_second,
         "peak_memory_gb": memory_gb,
     }
-    if arguments.breakdown:
-        one_rank = Roofline(*(value / ranks.world_size for value in roofline))
-        parts = measure_parts(config, step.segments, step.patient, one_rank, arguments.repeats)
-        result["parts"] = [asdict(part) for part in parts]
-        if arguments.dataset is not None:
-            result["loader_crops_per_second"] = ranks.world_size * min(
-                ranks.gather(_loader_rate(arguments.dataset, config, ranks))
-            )
-    return result
+
+
+def _break_down(result: dict[str, Any], config: RunConfig, ranks: Ranks, arguments: argparse.Namespace) -> None:
+    """Adds the parts of a measured step, and the loader if there is a dataset."""
+    rates = Roofline(1e12 * result["product_tflops"]["median"], 1e9 * result["copy_gb_per_second"]["median"])
+    one_rank = Roofline(*(value / ranks.world_size for value in rates))
+    parts = measure_parts(config, *random_batch(config, ranks), one_rank, arguments.repeats)
+    result["parts"] = [asdict(part) for part in parts]
+    if arguments.dataset is not None:
+        rate = min(ranks.gather(_loader_rate(arguments.dataset, config, ranks)))
+        result["loader_crops_per_second"] = ranks.world_size * rate
 
 
 def _roofline(config: RunConfig, ranks: Ranks) -> Roofline:
@@ -153,10 +174,9 @@ def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
 
 
 def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Namespace) -> None:
-    where = environment()
-    print_environment(where)
+    print_environment(environment())
     headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "peak GB so far"]
-    is_recorded_case = ranks.device.type == "cpu" and arguments.pairs == [8] and not arguments.overrides
+    is_recorded_case = _is_recorded_case(ranks, arguments)
     if is_recorded_case:
         headers.append("x official")
     rows = []
@@ -175,16 +195,25 @@ def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Nam
     for result in results:
         if "parts" in result:
             _print_breakdown(result)
-    if arguments.json:
-        config = {
-            "pairs": arguments.pairs,
-            "ranks": ranks.world_size,
-            "device": ranks.device.type,
-            "repeats": arguments.repeats,
-            "overrides": arguments.overrides,
-        }
-        config |= {"official_crops_per_second": OFFICIAL_CPU_CROPS_PER_SECOND if is_recorded_case else None}
-        write_json(arguments.json, "train_step", config, where, {"steps": results})
+
+
+def _is_recorded_case(ranks: Ranks, arguments: argparse.Namespace) -> bool:
+    """Whether the official implementation was measured at the same."""
+    return ranks.device.type == "cpu" and arguments.pairs == [8] and not arguments.overrides
+
+
+def _write(results: list[dict[str, Any]], where: dict[str, Any], ranks: Ranks, arguments: argparse.Namespace) -> None:
+    if not arguments.json or not ranks.is_main:
+        return
+    config = {
+        "pairs": arguments.pairs,
+        "ranks": ranks.world_size,
+        "device": ranks.device.type,
+        "repeats": arguments.repeats,
+        "overrides": arguments.overrides,
+        "official_crops_per_second": OFFICIAL_CPU_CROPS_PER_SECOND if _is_recorded_case(ranks, arguments) else None,
+    }
+    write_json(arguments.json, "train_step", config, where, {"steps": results})
 
 
 def _print_breakdown(result: dict[str, Any]) -> None:

@@ -99,11 +99,13 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
     _check_attention(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
+    # Every batch of a run has the same shape. For another one, as after a change of size in one process, the compiler would
+    # otherwise take shapes for variables, and make slower kernels.
     if config.train.compile == "model":
-        engine.module.compile()
+        engine.module.compile(dynamic=False)
     elif config.train.compile == "blocks":
         for block in engine.module.encoder.blocks:
-            block.compile()
+            block.compile(dynamic=False)
     return engine
 
 
@@ -112,11 +114,12 @@ def _check_attention(config: RunConfig, device: torch.device) -> None:
     backend, o = config.train.attention, config.model
     if backend not in SDPA_BACKENDS:
         return
-    shape = (3, 1, o.num_heads, SEGMENT_SAMPLES // samples_per_token(o.feature_blocks), o.width // o.num_heads)
+    # In the model's own layout, [B, T, 3, H, d], which a kernel may refuse as well.
+    shape = (1, SEGMENT_SAMPLES // samples_per_token(o.feature_blocks), 3, o.num_heads, o.width // o.num_heads)
     qkv = torch.zeros(shape, device=device, dtype=DTYPES[config.train.precision], requires_grad=True)
     try:
         with warnings.catch_warnings(action="ignore"):  # torch's reasons, for each kernel that it was not to take
-            q, k, v = qkv.unbind()
+            q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
             attention(q, k, v, o.attention_dropout, backend).sum().backward()
     except RuntimeError:
         raise OptionError(

@@ -27,16 +27,15 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 
     weight = torch.randn(n, k, device=device, generator=generator).to(dtype)
     seconds = []
     for _ in range(repeats + 1):
-        synchronize(device)
-        start = time.perf_counter()
+        clock = StepClock(device)
         linear(a, weight)
-        synchronize(device)
-        seconds.append(time.perf_counter() - start)
+        clock.stop()
+        seconds.append(clock.seconds)
     return 2.0 * m * k * n / median(seconds[1:])
 
 
 class StepClock:
-    """Times a step where it runs, from when it is made until :meth:`stop`, without making the host wait.
+    """Times a step, or a part of one, where it runs, from when it is made until :meth:`stop`, without making the host wait.
 
     The host has launched a step on a GPU long before it is done there, so its own clock would tell nothing: there, events
     tell when the device came to the step and when it was done.

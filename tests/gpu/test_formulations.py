@@ -26,14 +26,21 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, inputs, upstream)
 
 
+@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself and the device
 @pytest.mark.parametrize("num_segments", [1, 32])
-@pytest.mark.parametrize("formulation", FORMULATIONS)
-def test_positional_convolution(formulation: PositionalFormulation, num_segments: int, cuda: torch.device) -> None:
+@pytest.mark.parametrize(("formulation", "compiled"), [*((name, False) for name in FORMULATIONS), ("toeplitz", True)])
+def test_positional_convolution(
+    formulation: PositionalFormulation, compiled: bool, num_segments: int, cuda: torch.device
+) -> None:
     torch.manual_seed(0)
+    torch.compiler.reset()
+    convolve = FORMULATIONS[formulation]
+    if compiled:
+        convolve = torch.compile(convolve, fullgraph=True, dynamic=False)
     shapes = [(num_segments, 156, 768), (768, 48, 128), (768,)]
     x, weight, bias = rounded = [torch.randn(shape, device=cuda).bfloat16().requires_grad_() for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
-    y, expected = FORMULATIONS[formulation](x, weight, bias, 16), FORMULATIONS["conv1d"](exact[0], exact[1], exact[2], 16)
+    y, expected = convolve(x, weight, bias, 16), FORMULATIONS["conv1d"](exact[0], exact[1], exact[2], 16)
     assert y.dtype == torch.bfloat16
     assert error(y, expected) < BF16_ERROR
     for ours, theirs in zip(gradients(y, rounded), gradients(expected, exact), strict=True):
@@ -79,24 +86,26 @@ def run_encoder(
     compute: ComputeOptions,
     device: torch.device,
     dtype: torch.dtype,
-    dropout: dict[str, float],
+    options: dict[str, float],
     compiled: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The context, all gradients, the state of the device's generator afterwards, and the most memory that was held."""
+    """The context, all gradients, the state of the device's generator afterwards, and the most memory that it took."""
     torch.manual_seed(0)
-    encoder = Encoder(EncoderOptions.model_validate({"depth": 2} | dropout), compute).to(device)
+    torch.cuda.reset_peak_memory_stats()
+    held_before = torch.cuda.memory_allocated()
+    encoder = Encoder(EncoderOptions.model_validate({"depth": 2} | options), compute).to(device)
     if compiled == "model":
-        encoder.compile(fullgraph=True)
+        encoder.compile(fullgraph=True, dynamic=False)
     elif compiled == "blocks":
         for block in encoder.blocks:
-            block.compile(fullgraph=True)
+            block.compile(fullgraph=True, dynamic=False)
     generator = torch.Generator().manual_seed(1)
     segments, mask = torch.randn(16, 12, 2500, generator=generator), torch.rand(16, 156, generator=generator) < 0.5
-    torch.cuda.reset_peak_memory_stats()
     context = encoder(segments.to(device, dtype), mask.to(device)).context
     (context.float() * torch.linspace(-1, 1, 768, device=device)).square().mean().backward()
+    memory = torch.cuda.max_memory_allocated() - held_before
     grads = torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None])
-    return context.detach(), grads, torch.cuda.get_rng_state(), torch.cuda.max_memory_allocated()
+    return context.detach(), grads, torch.cuda.get_rng_state(), memory
 
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself and the device
@@ -115,9 +124,11 @@ def test_encoder(positional: PositionalFormulation, compiled: str | None, cuda: 
 def test_activation_checkpointing_drops_the_same_values_in_less_memory(compiled: str | None, cuda: torch.device) -> None:
     torch.compiler.reset()
     runs = []
+    # Blocks enough, and a positional convolution small enough, that the most memory is held by the blocks.
+    options = {"dropout": 0.2, "attention_dropout": 0.2, "depth": 4, "pos_kernel": 4}
     for checkpointing in (False, True):
-        compute = ComputeOptions(activation_checkpointing=checkpointing)
-        runs.append(run_encoder(compute, cuda, torch.bfloat16, {"dropout": 0.2, "attention_dropout": 0.2}, compiled))
+        compute = ComputeOptions(positional="unfold", activation_checkpointing=checkpointing)
+        runs.append(run_encoder(compute, cuda, torch.bfloat16, options, compiled))
     (context, grads, state, memory), (again, grads_again, state_again, less_memory) = runs
     assert torch.equal(again, context)
     assert torch.equal(state_again, state)

@@ -32,9 +32,11 @@ NUM_UNWATCHED = 3  # steps in which memory is allocated and algorithms are chose
 def run_alone(*words: str) -> None:
     """Runs this file with the words in a process of its own, and fails with what it says."""
     environment = {name: value for name, value in os.environ.items() if name not in LAUNCHERS and name != "DS_ACCELERATOR"}
+    # Not instead of what is there already: that may be where the packages are.
+    folders = [str(TESTS), str(TESTS.parent), *filter(None, [environment.get("PYTHONPATH")])]
     run = subprocess.run(
         [sys.executable, __file__, *words],
-        env=environment | {"PYTHONPATH": str(TESTS)},
+        env=environment | {"PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True,
         text=True,
         check=False,

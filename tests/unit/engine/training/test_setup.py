@@ -1,7 +1,10 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from pretraining_runs import TINY
+from tiny_model import random_batch
 
 from engine.config import load_config
 from engine.models.transformer import SelfAttention
@@ -9,7 +12,8 @@ from engine.options import OptionError
 from engine.training.distributed import Ranks
 from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine, make_model
 
-PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
+CONFIGS = Path(__file__).parents[4] / "configs"
+PAPER, QUICKSTART = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml", CONFIGS / "quickstart.yaml"
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
@@ -63,6 +67,38 @@ def test_formulations_reach_the_encoder() -> None:
     assert encoder.positional_convolution.formulation == "unfold"
     assert [module.backend for module in encoder.modules() if isinstance(module, SelfAttention)] == ["plain"]
     assert encoder.activation_checkpointing
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("part", ["blocks", "model"])
+def test_a_compiled_step_gives_the_same_loss_and_never_takes_shapes_for_variables(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    torch.compiler.reset()
+    compile_ = torch.nn.Module.compile
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    # The real compiler of kernels takes half a minute.
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile_(self, backend=backend, **options))
+    config = load_config([QUICKSTART], [*TINY, "train.precision=fp32", f"train.compile={part}"])
+    engine, plain = make_engine(config, make_model(config), ranks), make_model(config)
+    num_graphs = []
+    for num_pairs in (2, 3, 4):
+        segments, patient = random_batch(num_pairs)
+        numbers = torch.tensor(1), torch.tensor(0)
+        loss, _ = engine(segments, patient, *numbers)
+        torch.testing.assert_close(loss, plain(segments, patient, *numbers)[0], rtol=1e-5, atol=1e-5)
+        num_graphs.append(len(graphs))
+    # The two blocks share one graph, and each shape has its own.
+    assert num_graphs[0] > 0
+    assert num_graphs == [num_graphs[0] * shape for shape in (1, 2, 3)]
+    if part == "blocks":
+        assert num_graphs[0] == 1
+    engine.destroy()
 
 
 def test_compiling_what_deepspeed_takes_apart_is_refused() -> None:
