@@ -8,7 +8,7 @@ import webdataset
 from torch import Tensor
 
 from engine.data.batch import Batch
-from engine.data.buffers import BufferPool, UnderWay
+from engine.data.buffers import BufferPool, UnderWay, keep_freed_memory
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch
 from engine.data.transform import Draws
@@ -20,12 +20,16 @@ class TorchLoader(Loader):
     The pipeline's source yields batches in the order of the stream, loaded ahead by threads: raw ones for a GPU, transformed
     ones for the CPU. The next stage brings them to the device; on a GPU they are transformed there, behind the computation
     already queued.
+
+    With noise on the CPU it lets the process keep freed memory, see :func:`engine.data.buffers.keep_freed_memory`.
     """
 
     name = "torch"
 
     def __init__(self, setup: LoaderSetup) -> None:
         super().__init__(setup)
+        if setup.device.type == "cpu" and setup.transform.makes_noise:
+            keep_freed_memory()
         stages = _Stages(setup)
         self._ahead = setup.read_ahead(stages.load)
         self._batches: Iterator[tuple[RawBatch, Tensor]] = iter(

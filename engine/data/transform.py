@@ -23,6 +23,9 @@ from engine.data.buffers import to_device
 from engine.options import SegmentPair
 
 MILLIVOLTS_PER_UNIT = 0.001  # crops are stored in uV
+# On the CPU noise is made for so many crops at a time. Between two operations a thread gives way to the others, and waits for
+# its next turn: longer operations are fewer turns. Of more crops, what the operations pass on would leave the core's cache.
+_NUM_CROPS_WITH_NOISE = 4
 NUM_SEGMENTS = 2  # of a crop, and of a pair
 
 
@@ -67,6 +70,11 @@ class Transform:
         self._pair_key = fold_key([seed, Stream.SEGMENT_PAIR])
         self.num_leads = num_leads
 
+    @property
+    def makes_noise(self) -> bool:
+        """Whether any augmentation adds noise."""
+        return bool(self._noises)
+
     def output_shape(self, num_crops: int) -> tuple[int, int, int, int]:
         """The shape [N, 2, C, T] of a transformed batch."""
         return num_crops, NUM_SEGMENTS, self.num_leads, SEGMENT_SAMPLES
@@ -101,7 +109,7 @@ class Transform:
         return (words >> np.uint32(31)).astype(np.int32).repeat(NUM_SEGMENTS, axis=0)
 
     def apply(self, signals: npt.NDArray[np.int16], draws: Draws, out: npt.NDArray[np.float32]) -> None:
-        """The transform on the CPU, in the calling thread and crop by crop, so that a crop stays in the core's cache.
+        """The transform on the CPU, in the calling thread and few crops at a time, so that they stay in the core's cache.
 
         Args:
             signals: int16 [N, C, 5000] in uV.
@@ -112,10 +120,13 @@ class Transform:
         if draws.halves is not None:
             crops = np.arange(len(signals))
             by_half = by_half[crops, draws.halves[::NUM_SEGMENTS, 0], None]
-        for crop, segments in enumerate(out):
-            own = slice(NUM_SEGMENTS * crop, NUM_SEGMENTS * (crop + 1))
+        num_at_a_time = _NUM_CROPS_WITH_NOISE if self.makes_noise else 1
+        for first in range(0, len(out), num_at_a_time):
+            few = slice(first, first + num_at_a_time)
+            own = slice(NUM_SEGMENTS * few.start, NUM_SEGMENTS * few.stop)
             # Multiplying int16 by float straight into `out` would convert in small pieces.
-            np.copyto(segments, by_half[crop])
+            np.copyto(out[few], by_half[few])
+            segments = out[few].reshape(-1, self.num_leads, SEGMENT_SAMPLES)
             np.multiply(segments, draws.gain[own], out=segments)
             noises = [NoiseDraws(weights[own], tuple(detail[own] for detail in details)) for weights, details in draws.noises]
             self._add_noise(NUMPY_OPS, segments, noises)
@@ -155,7 +166,7 @@ class Transform:
         if draws.halves is not None:
             by_lead = fn.slice(by_lead, start=draws.halves[0], shape=[1], axes=[1])
         segments = fn.transpose(by_lead, perm=[1, 0, 2]) * draws.gain
-        return self._add_noise(make_dali_ops(), segments, draws.noises) if self._noises else segments
+        return self._add_noise(make_dali_ops(), segments, draws.noises) if self.makes_noise else segments
 
     def _add_noise(self, ops: ArrayOps, segments: Array, draws: Sequence[NoiseDraws]) -> Array:
         """Adds all noise to segments [S, C, T], in place where the array can be changed."""
