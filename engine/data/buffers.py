@@ -1,29 +1,11 @@
 """Memory that is reused without anyone having to give it back, and copies to a device that nobody waits for."""
 
-import ctypes
 import weakref
 from collections import deque
 from typing import Any
 
 import numpy.typing as npt
 import torch
-
-# Of glibc's malloc.h.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_LARGEST_KEPT = 32 << 20  # more, older versions of glibc refuse
-_MOST_KEPT = 1 << 30
-
-
-def keep_freed_memory() -> None:
-    """Lets this process keep freed memory for its next use, instead of giving each array's back to the system at once.
-
-    What the system gives out it clears page by page, which takes longer than computing an array of noise: with this, noise for
-    several crops is made 1.5 to 2 times as fast. Holds for the whole process; without glibc nothing changes.
-    """
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "gnu_get_libc_version"):
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_KEPT)
-        libc.mallopt(_M_TRIM_THRESHOLD, _MOST_KEPT)
 
 
 class BufferPool:

@@ -15,6 +15,7 @@ import torch
 from data_tools.files import write_text
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
+from engine.allocator import keep_freed_memory
 from engine.config import RunConfig
 from engine.data import CropStore, Loader, SampleOrder, make_loader
 from engine.models import Encoder
@@ -96,6 +97,8 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
     """
     import deepspeed
 
+    if ranks.device.type == "cpu":
+        keep_freed_memory()
     _check_attention(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))

@@ -1,0 +1,33 @@
+"""Freed memory that is kept."""
+
+import subprocess
+import sys
+
+import pytest
+
+# Page faults of making and freeing the same array again and again, before and after.
+_SCRIPT = """
+import resource
+import numpy as np
+from engine.allocator import keep_freed_memory
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(20):
+        # The larger one is freed last, and would be trimmed from the end of the heap.
+        arrays = [np.ones(2 << 20), np.ones(3 << 20)]
+        del arrays
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+first = faults()
+keep_freed_memory()
+faults()
+print(first, faults())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_an_array_made_again_takes_no_new_pages() -> None:
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert after < before / 10
