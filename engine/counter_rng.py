@@ -9,7 +9,6 @@ Shapes: R rows, K columns.
 """
 
 from collections.abc import Sequence
-from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -17,25 +16,6 @@ from torch import Tensor
 HASH_MULTIPLIER_1 = 0x7FEB352D
 HASH_MULTIPLIER_2 = 0x846CA68B
 _GOLDEN = 0x9E3779B9
-
-
-class Stream(IntEnum):
-    """What a number is drawn for: what two streams draw for a row is independent. Add new ones at the end."""
-
-    RANDOM_LEAD_MASKING = 1
-    SPAN_STARTS = 2
-    GUMBEL = 3
-    NEGATIVES = 4
-    SAMPLE_ORDER = 5
-    SPAN_COUNT = 6
-    SPAN_TRIMMING = 7
-    THREE_KG_VIEWS = 8
-    SEGMENT_PAIR = 9
-    POWERLINE = 10
-    ELECTROMYOGRAPHIC_GATE = 11
-    ELECTROMYOGRAPHIC_NOISE = 12
-    BASELINE_WANDER = 13
-    BASELINE_SHIFT = 14
 
 
 def _hash(x: Tensor) -> Tensor:
@@ -53,13 +33,18 @@ def _hash_int(x: int) -> int:
     return x ^ (x >> 16)
 
 
-def fold_key(words: Sequence[int]) -> int:
-    """Folds non-negative integers of any size into one 32-bit key; order matters."""
+def fold_key(words: Sequence[int | str]) -> int:
+    """Folds words into one 32-bit key; order matters.
+
+    Args:
+        words: non-negative integers of any size, such as the seed, and names: what the numbers are drawn for. Two uses of one
+            name share their numbers, so a name is used in one place.
+    """
     key = _GOLDEN
     for word in words:
-        if word < 0:
-            raise ValueError(f"a random key must not be negative, got {word}")
-        rest = word
+        rest = int.from_bytes(word.encode()) if isinstance(word, str) else word
+        if rest < 0:
+            raise ValueError(f"a random key must not be negative, got {rest}")
         while True:
             key = _hash_int((key + (rest & 0xFFFFFFFF) + _GOLDEN) & 0xFFFFFFFF)
             rest >>= 32

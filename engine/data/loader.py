@@ -17,7 +17,7 @@ from engine.data.reader import RawBatch, RawReader, ReadAhead
 from engine.data.transform import Transform
 from engine.options import OptionError
 
-STATE_VERSION = 1
+STATE_VERSION = 2
 _Loaded = TypeVar("_Loaded")
 
 

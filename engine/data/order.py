@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.counter_rng import Stream, fold_key, random_bits
+from engine.counter_rng import fold_key, random_bits
 
 Indices = npt.NDArray[np.int64]
 
@@ -99,7 +99,7 @@ class SampleOrder:
 
     def _permutation(self, epoch: int, row: int, size: int) -> Indices:
         """A random permutation of range(size): sorted random words, their low halves telling where they stood."""
-        key = fold_key([self.seed, Stream.SAMPLE_ORDER, epoch])
+        key = fold_key([self.seed, "sample order", epoch])
         words = random_bits(key, torch.tensor([row]), size)[0].numpy().astype(np.int64)
         keyed: Indices = np.sort((words << 32) | np.arange(size, dtype=np.int64))
         return keyed & 0xFFFFFFFF

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.counter_rng import Stream, fold_key
+from engine.counter_rng import fold_key
 from engine.data.array_ops import NUMPY_OPS, TORCH_OPS, Array, ArrayOps, dali_module, make_dali_ops
 from engine.data.augmentations import LeadFactor, Noise, NoiseDraws
 from engine.data.augmentations.base import Positions, draw_words
@@ -67,7 +67,7 @@ class Transform:
         self._augmentations = tuple(augmentations)
         self._noises = [each for each in augmentations if isinstance(each, Noise)]
         self._pair = pair
-        self._pair_key = fold_key([seed, Stream.SEGMENT_PAIR])
+        self._pair_key = fold_key([seed, "segment pair"])
         self.num_leads = num_leads
 
     @property

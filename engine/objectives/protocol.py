@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from engine.counter_rng import Stream, fold_key, key_at
+from engine.counter_rng import fold_key, key_at
 from engine.models import Encoder, EncoderOptions
 from engine.objectives.distributed import rank
 from engine.options import Options, SegmentPair
@@ -27,7 +27,7 @@ class DrawKeys(NamedTuple):
     row0: int | Tensor
     """Row of this rank's first pair in the global batch of the step."""
 
-    def key(self, stream: Stream, device: torch.device) -> Tensor:
+    def key(self, stream: str, device: torch.device) -> Tensor:
         """The key of one stream of random numbers at this step: int32 scalar on the device."""
         return key_at(fold_key((self.seed, stream)), self.step_on(device))
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from data_tools.augmentations import THREE_KG_ANGLE_DEG, THREE_KG_MASKED_FRACTION, THREE_KG_SCALE
 from data_tools.leads import LEADS
 from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
-from engine.counter_rng import Stream, uniform
+from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions
 from engine.objectives.contrast import Comparison, compare
 from engine.objectives.distributed import sum_over_ranks, world_size
@@ -86,7 +86,7 @@ class ThreeKG(Objective):
         """Draws the angles, scales and masks of each view."""
         del num_tokens
         rows = keys.segment_rows(num_segments, device)
-        draws = uniform(keys.key(Stream.THREE_KG_VIEWS, device), rows, 6 + NUM_LEADS)
+        draws = uniform(keys.key("3kg views", device), rows, 6 + NUM_LEADS)
         angles, scales, mask_start = draws.split([3, 3, NUM_LEADS], dim=1)
         o = self.options
         return ThreeKGDraws((2 * angles - 1) * o.max_angle, 1 + scales * (o.max_scale - 1), mask_start)

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.counter_rng import Stream, uniform
+from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
 from engine.models.layers import Linear
 from engine.objectives.distributed import sum_over_ranks, world_size
@@ -115,24 +115,24 @@ class W2V(Objective):
         o = self.options
         rows = keys.segment_rows(num_segments, device)
         mask = self._draw_mask(keys, rows, num_tokens)
-        counts = draw_negative_counts(keys.key(Stream.NEGATIVES, device), rows, mask, o.num_negatives)
+        counts = draw_negative_counts(keys.key("negatives", device), rows, mask, o.num_negatives)
         noise = None
         if self.training:
             shape = (num_segments, num_tokens, o.num_codebooks, o.num_codes)
-            draws = uniform(keys.key(Stream.GUMBEL, device), rows, math.prod(shape[1:]))
+            draws = uniform(keys.key("gumbel", device), rows, math.prod(shape[1:]))
             noise = -torch.log(-torch.log(draws)).view(shape)
         return W2VDraws(mask, counts, noise, gumbel_temperature(o, keys.step_on(device)))
 
     def _draw_mask(self, keys: DrawKeys, rows: Tensor, num_tokens: int) -> Tensor:
         """Draws which tokens are masked, as ``masking`` says: bool [S, T]."""
         o, device = self.options, rows.device
-        start_key = keys.key(Stream.SPAN_STARTS, device)
+        start_key = keys.key("span starts", device)
         if o.masking == "independent_starts":
             return span_mask(start_key, rows, num_tokens, o.mask_probability, o.mask_span)
         batch_row = keys.batch_row(rows.shape[0], device)
-        rounding = uniform(keys.key(Stream.SPAN_COUNT, device), batch_row, 1)[0, 0]
+        rounding = uniform(keys.key("span count", device), batch_row, 1)[0, 0]
         num_spans = (o.mask_probability * num_tokens + rounding).long().clamp(min=MIN_SPANS)
-        return counted_span_mask(start_key, keys.key(Stream.SPAN_TRIMMING, device), rows, num_tokens, num_spans, o.mask_span)
+        return counted_span_mask(start_key, keys.key("span trimming", device), rows, num_tokens, num_spans, o.mask_span)
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`."""

@@ -14,7 +14,7 @@ from pydantic import AfterValidator
 
 from data_tools.augmentations import SHIFT_OFFSET_MV, SHIFT_SPAN
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.counter_rng import Stream, fold_key
+from engine.counter_rng import fold_key
 from engine.data.array_ops import Array, ArrayOps
 from engine.data.augmentations.base import (
     AugmentationChoice,
@@ -53,7 +53,7 @@ class BaselineShift(Noise):
 
     def __init__(self, options: BaselineShiftOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
-        self._key = fold_key([seed, Stream.BASELINE_SHIFT])
+        self._key = fold_key([seed, "baseline shift"])
         self._num_leads = len(leads)
 
     def draw(self, segments: Positions) -> NoiseDraws:

@@ -20,7 +20,7 @@ from data_tools.augmentations import (
     WANDER_SCALE_MEAN,
     WANDER_SCALE_STD,
 )
-from engine.counter_rng import Stream, fold_key
+from engine.counter_rng import fold_key
 from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
 from engine.data.augmentations.base import (
     AugmentationChoice,
@@ -74,7 +74,7 @@ class BaselineWander(Noise):
 
     def __init__(self, options: BaselineWanderOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
-        self._key = fold_key([seed, Stream.BASELINE_WANDER])
+        self._key = fold_key([seed, "baseline wander"])
         self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
 
     def draw(self, segments: Positions) -> NoiseDraws:

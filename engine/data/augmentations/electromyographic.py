@@ -17,7 +17,7 @@ import torch
 
 from data_tools.augmentations import NOISE_AMPLITUDE_MV
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.counter_rng import HASH_MULTIPLIER_1, HASH_MULTIPLIER_2, Stream, fold_key, row_keys
+from engine.counter_rng import HASH_MULTIPLIER_1, HASH_MULTIPLIER_2, fold_key, row_keys
 from engine.data.array_ops import Array, ArrayOps
 from engine.data.augmentations.base import (
     AugmentationChoice,
@@ -59,8 +59,8 @@ class Electromyographic(Noise):
 
     def __init__(self, options: ElectromyographicOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
-        self._gate_key = fold_key([seed, Stream.ELECTROMYOGRAPHIC_GATE])
-        self._noise_key = fold_key([seed, Stream.ELECTROMYOGRAPHIC_NOISE])
+        self._gate_key = fold_key([seed, "electromyographic gate"])
+        self._noise_key = fold_key([seed, "electromyographic noise"])
         self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
         self._num_leads = len(leads)
         self._num_pairs = (self._leads.num_sources + 1) // 2

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from data_tools.augmentations import NOISE_AMPLITUDE_MV, NUM_POWERLINE_HARMONICS, POWERLINE_FREQUENCY_HZ
-from engine.counter_rng import Stream, fold_key
+from engine.counter_rng import fold_key
 from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
 from engine.data.augmentations.base import (
     AugmentationChoice,
@@ -63,7 +63,7 @@ class Powerline(Noise):
 
     def __init__(self, options: PowerlineOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
-        self._key = fold_key([seed, Stream.POWERLINE])
+        self._key = fold_key([seed, "powerline"])
         self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
         self.num_waves = options.num_harmonics
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from data_tools.augmentations import LEAD_MASKING_PROBABILITY
-from engine.counter_rng import Stream, fold_key
+from engine.counter_rng import fold_key
 from engine.data.augmentations.base import AugmentationChoice, Floats, LeadFactor, Positions, Probability, draw_words
 
 
@@ -37,7 +37,7 @@ class RandomLeadMasking(LeadFactor):
     def __init__(self, options: RandomLeadMaskingOptions, seed: int, leads: Sequence[int]) -> None:
         self._p = options.p
         self._num_leads = len(leads)
-        self._key = fold_key([seed, Stream.RANDOM_LEAD_MASKING])
+        self._key = fold_key([seed, "random lead masking"])
 
     def gain(self, positions: Positions) -> Floats:
         """Draws which leads are kept: float32 [N, 2, C], 1 for a lead that is kept, 0 for one that is masked."""
