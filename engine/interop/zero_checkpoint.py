@@ -32,6 +32,8 @@ class _Ignored:
 _DEEPSPEED_OBJECTS = [
     (_Ignored, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
     (_Ignored, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    # Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Nothing is looked up here either.
+    (_Ignored, "builtins.getattr"),
 ]
 
 

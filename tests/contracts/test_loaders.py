@@ -24,6 +24,7 @@ from data_tools.shards.manifest import DatasetError
 from engine.data import Batch, CropStore, DataOptions, Loader, LoaderStateError, SampleOrder, make_loader
 from engine.data.augmentations import AugmentationOptions, make_augmentations
 from engine.data.dali_loader import is_dali_installed
+from engine.data.loader import STATE_VERSION
 from engine.data.transform import Draws, Transform
 from engine.options import SegmentPair
 
@@ -227,7 +228,14 @@ class LoaderContract:
     def test_a_state_of_something_else_is_refused_in_one_line(self, dataset: Dataset) -> None:
         with self.make(dataset) as loader:
             state = loader.state_dict()
-            changes = {"version": 2, "fingerprint": "f" * 64, "num_crops": 7, "seed": 9, "split": "valid", "block_size": 64}
+            changes = {
+                "version": STATE_VERSION + 1,
+                "fingerprint": "f" * 64,
+                "num_crops": 7,
+                "seed": 9,
+                "split": "valid",
+                "block_size": 64,
+            }
             for key, value in changes.items():
                 with pytest.raises(LoaderStateError, match=f"state has {key}={value}, this run") as error:
                     loader.load_state_dict({**state, key: value})

@@ -2,12 +2,14 @@
 
 import hashlib
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import tiny_model
@@ -81,13 +83,21 @@ def write_checkpoint(folder: Path, stage: int, num_ranks: int, **changes: Any) -
     return weights
 
 
+class MemberByName:
+    """Pickles as a member of an enumeration does in Python 3.11.0 to 3.11.3."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (ZeroStageEnum, "weights")
+
+
 def _write_partitions(folder: Path, weights: dict[str, Tensor], num_ranks: int) -> None:
     shapes = [{name: tensor.shape for name, tensor in weights.items()}]
     for rank, part in enumerate(partition(weights, num_ranks)):
         states = {"module": {name: torch.zeros(0) for name in weights}, "param_shapes": shapes, "buffer_names": []}
         torch.save(states, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
         groups = list(part.split(1000)) if rank == 0 else [part]
-        optimizer = {"optimizer_state_dict": {"fp32_flat_groups": groups, "partition_count": num_ranks}}
+        objects = {"zero_stage": ZeroStageEnum.weights, "in Python 3.11.2": MemberByName()}
+        optimizer = {"optimizer_state_dict": {"fp32_flat_groups": groups, "partition_count": num_ranks, **objects}}
         torch.save(optimizer, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
 
 
