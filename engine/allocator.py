@@ -12,8 +12,8 @@ def keep_freed_memory() -> None:
     """Lets this process keep freed memory for its next use, instead of giving it back to the system at once.
 
     What it gives out anew the system clears page by page. So a training step in bf16 takes 0.9 of the time, and noise for
-    several crops is made 1.5 to 2 times as fast; only loading without noise, which fills large buffers of its own, is some
-    20 % slower. Holds for the whole process; without glibc nothing changes.
+    several crops is made 1.5 to 2 times as fast; only loading without noise, which fills large buffers of its own, is a
+    quarter slower. Holds for the whole process; without glibc nothing changes.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "gnu_get_libc_version"):
