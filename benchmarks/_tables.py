@@ -120,7 +120,7 @@ def _loader(result: Result) -> list[Table]:
 
 def _train_step(result: Result) -> list[Table]:
     config, steps = result["config"], result["figures"]["steps"]
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s"]
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "% of F.linear", "product TFLOP/s"]
     rows = [
         [
             step.get("pairs", config["pairs"]),
@@ -129,6 +129,7 @@ def _train_step(result: Result) -> list[Table]:
             *_spread(step["crops_per_second"]),
             step["step_seconds"]["median"],
             100 * step["mfu"],
+            100 * step["share_of_plain_product"],
             step["product_tflops"]["median"],
         ]
         for step in steps

@@ -7,6 +7,7 @@
 The step is the engine's own: forward, backward, all-reduce and AdamW through DeepSpeed, on random segments that lie on the
 device, so that nothing is said about loading. Its model FLOPs (matrix products and convolutions, forward once, backward twice)
 over its time are given as a share of the rate of one large matrix product, measured in the same run before and after: the MFU.
+On a CPU they are given as a share of the same product by ``functional.linear`` too, which the model does not use there.
 
 With ``--breakdown`` the parts of the step are measured one by one, each next to its limit: the larger of its FLOPs over the
 product's rate and of its bytes over a large copy's rate. ``--dataset`` adds the loader, which works beside the step.
@@ -18,7 +19,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 from _breakdown import measure_parts
@@ -26,6 +27,7 @@ from _common import environment, print_environment, print_table, spread, write_j
 from _steps import PassSeconds, TrainingStep, random_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import Marks, Roofline, mean_roofline, measure_roofline
+from torch.nn import functional
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -33,6 +35,7 @@ from engine.config import RunConfig
 from engine.data import CropStore, SampleOrder, make_loader
 from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
 
 # Of the official implementation, recorded earlier: fp32, 8 pairs, two cores of the same kind as in results/, some 15 % slower.
@@ -106,12 +109,13 @@ def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse
 
 def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """Times whole steps of one configuration."""
-    rooflines = [_roofline(config, ranks)]
+    rooflines, plain = [_roofline(config, ranks)], [_plain_product(config, ranks)]
     step = TrainingStep(config, ranks)
     passes = step.time(repeats)
     memory_gb = step.peak_memory_gb()
     step.close()
     rooflines.append(_roofline(config, ranks))
+    plain.append(_plain_product(config, ranks))
     roofline = mean_roofline(rooflines)
     seconds = [sum(each) for each in passes]
     return {
@@ -125,6 +129,7 @@ def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
         "product_tflops": spread([one.flops_per_second / 1e12 for one in rooflines]),
         "copy_gb_per_second": spread([one.bytes_per_second / 1e9 for one in rooflines]),
         "mfu": step.flops / spread(seconds)["median"] / roofline.flops_per_second,
+        "share_of_plain_product": step.flops / spread(seconds)["median"] / mean(plain),
         "peak_memory_gb": memory_gb,
     }
 
@@ -145,6 +150,12 @@ def _roofline(config: RunConfig, ranks: Ranks) -> Roofline:
     ranks.barrier()
     everyone = ranks.gather(measure_roofline(ranks.device, DTYPES[config.train.precision]))
     return Roofline(*(sum(values) for values in zip(*everyone, strict=True)))
+
+
+def _plain_product(config: RunConfig, ranks: Ranks) -> float:
+    """FLOP/s of all ranks at once in the yardstick's product as PyTorch users write it."""
+    ranks.barrier()
+    return sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)))
 
 
 def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
@@ -175,7 +186,8 @@ def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
 
 def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Namespace) -> None:
     print_environment(environment())
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "product TFLOP/s", "peak GB so far"]
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "% of F.linear", "product TFLOP/s"]
+    headers.append("peak GB so far")
     is_recorded_case = _is_recorded_case(ranks, arguments)
     if is_recorded_case:
         headers.append("x official")
@@ -186,6 +198,7 @@ def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Nam
         row += [
             result["step_seconds"]["median"],
             100 * result["mfu"],
+            100 * result["share_of_plain_product"],
             result["product_tflops"]["median"],
             result["peak_memory_gb"],
         ]

@@ -7,9 +7,11 @@ measured rate of one large matrix product on the same device in the same precisi
 import resource
 import sys
 import time
+from collections.abc import Callable
 from statistics import median
 
 import torch
+from torch import Tensor
 
 from engine.models.functional import linear
 
@@ -19,8 +21,17 @@ _CPU_PRODUCT = (2496, 768, 3072)
 _CUDA_PRODUCT = (8192, 8192, 8192)
 
 
-def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 5) -> float:
-    """Measures the rate of a large matrix product, in FLOP/s: the median over ``repeats``, after one to warm up."""
+def measure_peak_flops(
+    device: torch.device, dtype: torch.dtype, repeats: int = 5, product: Callable[[Tensor, Tensor], Tensor] = linear
+) -> float:
+    """Measures the rate of a large matrix product, in FLOP/s: the median over ``repeats``, after one to warm up.
+
+    Args:
+        device: where.
+        dtype: of both factors.
+        repeats: how many are timed.
+        product: of x [M, K] and w [N, K]: x w^T; by default in the model's formulation.
+    """
     m, k, n = _CUDA_PRODUCT if device.type == "cuda" else _CPU_PRODUCT
     generator = torch.Generator(device=device).manual_seed(0)
     a = torch.randn(m, k, device=device, generator=generator).to(dtype)
@@ -28,7 +39,7 @@ def measure_peak_flops(device: torch.device, dtype: torch.dtype, repeats: int = 
     seconds = []
     for _ in range(repeats + 1):
         clock = StepClock(device)
-        linear(a, weight)
+        product(a, weight)
         clock.stop()
         seconds.append(clock.seconds)
     return 2.0 * m * k * n / median(seconds[1:])
