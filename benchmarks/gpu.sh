@@ -9,7 +9,7 @@
 # said; files of those names from before are replaced.
 #
 #   PYTHON=python3                    the interpreter, with PyTorch 2.11 or newer
-#   DATASET=DIR                       a dataset to load from; by default a cohort is simulated and sharded (which takes Dask)
+#   DATASET=DIR                       a dataset to load from; by default a cohort is simulated and sharded
 #   BUDGET_SECONDS=540                for everything
 set -uo pipefail
 
@@ -75,7 +75,8 @@ dataset=${DATASET:-$scratch/dataset}
 ecg_data='import sys; from data_tools.cli import main; sys.exit(main())'
 if [ -z "${DATASET:-}" ]; then
   part cohort 60 "$PYTHON" -c "$ecg_data" synth "$scratch/cohort" --patients "$patients" --workers "$threads"
-  part dataset 60 "$PYTHON" -c "$ecg_data" build physionet2021 "$scratch/cohort" "$dataset" --workers "$threads"
+  # One worker, which takes no Dask: the host may lack it.
+  part dataset 60 "$PYTHON" -c "$ecg_data" build physionet2021 "$scratch/cohort" "$dataset" --workers 1
 fi
 # Without pyproject.toml, which asks for a plugin and makes an error of every warning: this host has its own versions.
 part tests 150 env PYTHONPATH="$PWD/tests:$PYTHONPATH" "$PYTHON" -m pytest -q -ra -m gpu -c /dev/null --rootdir "$PWD" \
@@ -96,6 +97,10 @@ if [ $device = cuda ]; then
     --batch-size "$load_batch" --repeats "$load_repeats" --seconds "$load_seconds" --json "$out/loader-on-cpu.json"
   part not-compiled 60 "$PYTHON" benchmarks/train_step.py --pairs "$largest" --precision bf16 --repeats "$repeats" \
     --json "$out/train-step-not-compiled-$device.json"
+  part checkpointing 60 "$PYTHON" benchmarks/train_step.py "${compile[@]}" train.activation_checkpointing=true \
+    --pairs "$largest" --precision bf16 --repeats "$repeats" --json "$out/train-step-checkpointing-$device.json"
+  part whole-model 90 "$PYTHON" benchmarks/train_step.py train.compile=model --pairs "$largest" --precision bf16 \
+    --repeats "$repeats" --json "$out/train-step-whole-model-$device.json"
 fi
 
 $PYTHON benchmarks/gpu_summary.py "$out" "$parts" | tee -a "$log"

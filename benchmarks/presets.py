@@ -25,7 +25,7 @@ from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.config import RunConfig, load_config
 from engine.options import OptionError
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.setup import prepare
 from engine.training.sinks import Row
 from engine.training.trainer import TrainingStoppedError
@@ -154,4 +154,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -30,7 +30,7 @@ from _timing import measure
 from torch.multiprocessing.spawn import spawn
 
 from engine.options import OptionError
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
 
@@ -97,6 +97,7 @@ def _run_rank(rank: int, num_ranks: int, port: int, arguments: argparse.Namespac
     result = _measure_world(arguments)
     if rank == 0:
         out.write_text(json.dumps(result))
+    leave(0)
 
 
 def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -181,4 +182,4 @@ def _report(results: list[dict[str, Any]], arguments: argparse.Namespace) -> Non
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -34,7 +34,7 @@ from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
 from engine.data import CropStore, SampleOrder, make_loader
 from engine.options import OptionError
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
 
@@ -155,7 +155,8 @@ def _roofline(config: RunConfig, ranks: Ranks) -> Roofline:
 def _plain_product(config: RunConfig, ranks: Ranks) -> float:
     """FLOP/s of all ranks at once in the yardstick's product as PyTorch users write it."""
     ranks.barrier()
-    return sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)))
+    rate = measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)
+    return float(sum(ranks.gather(rate)))
 
 
 def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
@@ -246,4 +247,4 @@ def _print_breakdown(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -9,21 +9,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+
+from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
 
 _EXIT_PROBLEMS = 1
-_EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 _Handler = Callable[[argparse.Namespace], int]
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        _print_error(f"{message}; see `{self.prog} --help`")
-        sys.exit(_EXIT_USAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,23 +31,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return handler(options)
     except (ValueError, RuntimeError) as error:
         _print_error(" ".join(str(error).split()))
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except BrokenPipeError:  # as in `ecg-data info DATASET | head`
         sys.stdout = None  # or Python would complain on exit
         return 0
     except OSError as error:
         _print_error(_describe_os_error(error, options))
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         again = "; run the same command again to go on" if options.command in {"build", "synth"} else ""
         _print_error(f"interrupted{again}")
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, previous)
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="ecg-data", description="Datasets of 12-lead ECGs: simulate, build, verify, describe, draw.")
+    parser = Parser(prog="ecg-data", description="Datasets of 12-lead ECGs: simulate, build, verify, describe, draw.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_synth(commands)
     _add_build(commands)
@@ -67,8 +58,8 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[_Parser]", name: str, handler: _Handler, description: str, example: str
-) -> _Parser:
+    commands: "argparse._SubParsersAction[Parser]", name: str, handler: _Handler, description: str, example: str
+) -> Parser:
     command = commands.add_parser(
         name,
         help=description[0].lower() + description[1:].partition(".")[0],
@@ -79,7 +70,7 @@ def _add_command(
     return command
 
 
-def _add_synth(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_synth(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _add_command(
         commands,
         "synth",
@@ -103,7 +94,7 @@ def _synth(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_build(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _add_command(
         commands,
         "build",
@@ -146,7 +137,7 @@ def _build(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_verify(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _add_command(
         commands,
         "verify",
@@ -176,7 +167,7 @@ def _verify(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_info(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _add_command(
         commands,
         "info",
@@ -196,7 +187,7 @@ def _info(options: argparse.Namespace) -> int:
     return 0
 
 
-def _add_plot(commands: "argparse._SubParsersAction[_Parser]") -> None:
+def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
     command = _add_command(
         commands,
         "plot",

@@ -1,4 +1,4 @@
-"""Dask workers, local or behind a scheduler, with a bounded number of tasks under way."""
+"""This process, or Dask workers, local or behind a scheduler, with a bounded number of tasks under way."""
 
 import asyncio
 import importlib
@@ -24,7 +24,7 @@ class Workers:
     """A pool of workers; a context manager.
 
     Args:
-        num_workers: local worker processes; None for one per CPU. One worker is a thread of this process.
+        num_workers: local worker processes; None for one per CPU. One worker is this process itself, without Dask.
         scheduler: address of a running Dask scheduler to use instead, such as ``tcp://10.0.0.1:8786``. Its workers must
             have this package and see the same paths.
 
@@ -41,6 +41,8 @@ class Workers:
         self._client: Any = None
 
     def __enter__(self) -> Self:
+        if self._num_workers == 1 and self._scheduler is None:
+            return self
         # Dask takes half a second to import; commands without workers should not wait for it.
         dask, distributed = importlib.import_module("dask"), importlib.import_module("distributed")
 
@@ -63,7 +65,6 @@ class Workers:
             cluster = distributed.LocalCluster(
                 n_workers=self._num_workers,
                 threads_per_worker=1,
-                processes=self._num_workers > 1,
                 # No dashboard, and its server on any free port: it would warn if its usual one is taken.
                 dashboard_address=":0",
                 scheduler_kwargs={"dashboard": False},
@@ -104,6 +105,9 @@ class Workers:
         Raises:
             RuntimeError: a worker died again and again.
         """
+        if self._client is None:
+            yield from map(function, tasks)
+            return
         distributed = importlib.import_module("distributed")
         running = distributed.as_completed()
         num_running = 0

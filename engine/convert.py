@@ -11,20 +11,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
 
+from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from engine.options import OptionError
-
-_USAGE = 2
-_INTERRUPTED = 128 + signal.SIGINT
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        sys.stderr.write(f"convert: {message}; see `{self.prog} --help`\n")
-        sys.exit(_USAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,13 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         notes = convert(options)
     except OptionError as error:
         sys.stderr.write(f"convert: {error}\n")
-        return _USAGE
+        return EXIT_USAGE
     except OSError as error:
         sys.stderr.write(f"convert: {error.filename or options.output}: {error.strerror}\n")
-        return _USAGE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         sys.stderr.write("convert: interrupted; nothing was written\n")
-        return _INTERRUPTED
+        return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, previous)
     for note in notes:
@@ -53,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="convert.py",
         description="Converts trained models.",
         epilog="example:\n  python engine/convert.py fairseq mimic_iv_ecg_physionet_pretrained.pt models/ecg-fm "
@@ -112,7 +101,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _add(
-    commands: "argparse._SubParsersAction[_Parser]",
+    commands: "argparse._SubParsersAction[Parser]",
     name: str,
     purpose: str,
     source: tuple[str, str, str],

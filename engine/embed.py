@@ -12,10 +12,10 @@ import sqlite3
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 
+from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from data_tools.leads import LEADS
 from engine.data.options import find_leads
 from engine.inference import Embedder, Summary, check_output, embed_input
@@ -23,8 +23,6 @@ from engine.models import load
 from engine.options import OptionError
 
 _EXIT_INCOMPLETE = 1
-_EXIT_USAGE = 2
-_EXIT_INTERRUPTED = 128 + signal.SIGINT
 _MAX_THREADS = 4
 
 _DESCRIPTION = """Embeds ECG recordings: for each 10-s crop one vector for each of its 5-s segments.
@@ -36,14 +34,6 @@ be read is listed at the end; the rest is written all the same, and the exit sta
 
 _EXAMPLE = """example:
   python engine/embed.py --model models/first --input recordings/clinic --output clinic.npz --leads I,II"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        _print_error(f"{message}; see `{self.prog} --help`")
-        sys.exit(_EXIT_USAGE)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,19 +49,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         summary = _run(options)
     except ValueError as error:
         _print_error(" ".join(str(error).split()))
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except sqlite3.Error as error:  # such as a full disk
         _print_error(f"{options.output}: its scratch files cannot be written ({error})")
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except torch.OutOfMemoryError as error:
         _print_error(f"{str(error).splitlines()[0]}: take a smaller --batch-size")
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except OSError as error:
         _print_error(f"{error.filename or options.output}: {error.strerror or error}")
-        return _EXIT_USAGE
+        return EXIT_USAGE
     except KeyboardInterrupt:
         _print_error("interrupted; nothing was written")
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, previous)
     _tell(summary, options.output)
@@ -79,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="embed.py",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,

@@ -163,6 +163,4 @@ def _fail(error: Exception | str, *, speak: bool) -> int:
 
 
 if __name__ == "__main__":
-    # Not by Python's own end: a thread in C++ code that it takes the interpreter away from ends the process with SIGABRT, which
-    # was seen once, after a run that had done everything.
     leave(main())

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
+from engine.training.distributed import leave
+
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> list[Any]:
     """Calls ``function(rank, *args)`` on each rank, in fresh processes (spawn, never fork), each with one thread.
@@ -48,3 +50,4 @@ def _run_rank(rank: int, world_size: int, folder: str, source: str, name: str, a
         torch.save(getattr(module, name)(rank, *args), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
+    leave(0)

@@ -19,13 +19,16 @@ from engine.models.positional import PositionalConvolution, PositionalFormulatio
 from engine.models.transformer import Block
 from engine.options import Options
 
+# Far beyond any model: a number that was mistyped, or comes from a foreign file, is refused instead of tried.
+_MAX_SIZE, _MAX_DEPTH = 2**17, 1000
+
 
 class EncoderOptions(Options):
     """Sizes and dropouts of the encoder; the defaults are the paper's (BERT-base)."""
 
-    num_leads: int = Field(default=12, ge=1)
-    feature_channels: int = Field(default=256, ge=1)
-    feature_blocks: int = Field(default=4, ge=1)
+    num_leads: int = Field(default=12, ge=1, le=_MAX_SIZE)
+    feature_channels: int = Field(default=256, ge=1, le=_MAX_SIZE)
+    feature_blocks: int = Field(default=4, ge=1, le=_MAX_DEPTH)
     norm: FeatureNorm = "layer_norm"
     """``layer_norm`` in each feature block (the paper), or ``group_norm`` in the first only (the official code)."""
     feature_grad_scale: float = Field(default=0.1, ge=0)
@@ -34,14 +37,14 @@ class EncoderOptions(Options):
     """Of the latents that go to the quantizer."""
     input_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Of the projected features, before masking."""
-    width: int = Field(default=768, ge=1)
-    depth: int = Field(default=12, ge=1)
-    num_heads: int = Field(default=12, ge=1)
-    mlp_width: int = Field(default=3072, ge=1)
+    width: int = Field(default=768, ge=1, le=_MAX_SIZE)
+    depth: int = Field(default=12, ge=1, le=_MAX_DEPTH)
+    num_heads: int = Field(default=12, ge=1, le=_MAX_SIZE)
+    mlp_width: int = Field(default=3072, ge=1, le=_MAX_SIZE)
     dropout: float = Field(default=0.1, ge=0, lt=1)
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
-    pos_kernel: int = Field(default=128, ge=1)
-    pos_groups: int = Field(default=16, ge=1)
+    pos_kernel: int = Field(default=128, ge=1, le=_MAX_SIZE)
+    pos_groups: int = Field(default=16, ge=1, le=_MAX_SIZE)
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -130,10 +130,13 @@ def stop() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Ends this process at once, for an error that the other ranks do not have.
+    """Ends this process at once, instead of by Python's own end.
 
-    They may be waiting for this one in a collective, and to take an NCCL group apart in order is to wait for them: both would
-    wait until the timeout. The launcher sees the exit status, and ends the others.
+    Every program that has called :func:`start` ends like this. One that is done: a thread of gloo's may still hold a tensor of
+    the last collective, and to be refused the interpreter while it ends is SIGABRT, after a run in which all went well. One
+    with an error that the other ranks do not have: they may be waiting for this rank in a collective, and to take an NCCL group
+    apart in order is to wait for them, so that both would wait until the timeout; so the launcher sees the exit status, and
+    ends the others.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -102,6 +102,9 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
     _check_attention(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
+    if ranks.world_size == 1 and config.zero.stage == 0:
+        # It would copy all gradients into one buffer, average that over this rank alone, and copy them back.
+        engine.enable_backward_allreduce = False
     # Every batch of a run has the same shape. For another one, as after a change of size in one process, the compiler would
     # otherwise take shapes for variables, and make slower kernels.
     if config.train.compile == "model":

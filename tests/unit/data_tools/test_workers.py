@@ -17,10 +17,23 @@ def fail(number: int) -> int:
     raise OSError(28, f"number {number}")
 
 
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(1) as pool:
+@pytest.fixture(scope="module", params=["this process", "behind a scheduler"])
+def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
+    if request.param == "this process":
+        with Workers(1) as pool:
+            yield pool
+        return
+    distributed = importlib.import_module("distributed")
+    with (
+        distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Workers(scheduler=cluster.scheduler_address) as pool,
+    ):
         yield pool
+
+
+def test_one_worker_is_this_process() -> None:
+    with Workers(1) as pool:
+        assert list(pool.map_unordered(os.readlink, ["/proc/self"])) == [str(os.getpid())]
 
 
 def test_every_task_gives_one_result(workers: Workers) -> None:

@@ -10,14 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import tiny_encoder_options, tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 
 import engine.models
 from data_tools.leads import LEADS
 from engine.interop.native import load_tensors, objective_section, save_model
 from engine.models import ClassificationHead, Encoder, ModelConfig, PretrainedModel
 from engine.models.heads import pool
-from engine.models.pretrained import zscore_per_lead
+from engine.models.pretrained import without_storage, zscore_per_lead
 from engine.options import OptionError
 
 LABELS = ("AF", "LBBB", "NSR")
@@ -236,12 +236,18 @@ def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
         ({"encoder": {"widht": 3}}, "encoder.widht"),
         ({"encoder": 3}, "encoder"),
         ({"sampling_rate": -1}, "sampling_rate"),
-        ({"encoder": {"pos_kernel": 10**18}}, "as large as"),
+        ({"encoder": {"pos_kernel": 10**18}}, "encoder.pos_kernel"),
+        ({"encoder": {"depth": 10**9}}, "encoder.depth"),  # building that many blocks would take hours
     ],
 )
 def test_a_wrong_configuration_is_one_line(folder: Path, changes: dict[str, object], word: str) -> None:
     rewrite(folder, **changes)
     assert word in refused(folder)
+
+
+def test_sizes_that_torch_cannot_count_are_one_line() -> None:
+    with pytest.raises(OptionError, match=r"config\.json: no model can be as large"), without_storage("config.json"):
+        nn.Linear(10**12, 10**12)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"null", b"[" * 100_000])

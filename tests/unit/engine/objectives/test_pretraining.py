@@ -76,17 +76,26 @@ def test_bf16_is_close_to_fp32(case: str) -> None:
     assert torch.cosine_similarity(grads[0], grads[1], dim=0) > 0.95
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", EVERY_OBJECTIVE)
-def test_nothing_waits_for_the_device_and_shapes_are_fixed(case: str, dtype: torch.dtype) -> None:
-    """Fake tensors have no values: .item(), boolean indexing and shapes that depend on values raise."""
-    with FakeTensorMode():
+def test_nothing_waits_for_the_device_and_shapes_are_fixed(case: str, dtype: torch.dtype, device: str) -> None:
+    """Fake tensors have no values: .item(), boolean indexing and shapes that depend on values raise.
+
+    The device "meta" stands for any that is not the CPU: it takes the formulations of a GPU, and most operations raise for a
+    tensor that was left on the CPU.
+    """
+    # Constants that stay for as long as the process are real.
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
         model = tiny_model(case, dropout=0.1, attention_dropout=0.1, feature_dropout=0.1, input_dropout=0.1)
         segments, patient = torch.empty(3, 2, 12, 640, dtype=dtype), torch.empty(3, dtype=torch.int64)
-        loss, metrics = model(segments, patient, torch.zeros((), dtype=torch.int64), 0)
+        step, row0 = (torch.zeros((), dtype=torch.int64) for _ in range(2))
+    # What the model makes itself, it has to put on the device of its input.
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        loss, metrics = model(segments, patient, step, row0)
         loss.backward()
         assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "mask" not in name)
-    assert all(value.shape == () for value in metrics.values())
+    assert all(value.shape == () and value.device.type == device for value in metrics.values())
 
 
 def test_fake_tensors_would_notice() -> None:
@@ -94,6 +103,8 @@ def test_fake_tensors_would_notice() -> None:
         x = torch.empty(3)
         with pytest.raises(DynamicOutputShapeException, match="nonzero"):
             x[x > 0].sum()
+        with pytest.raises(RuntimeError, match="at least two devices"):
+            torch.empty(3, 3, device="meta") @ x
 
 
 # torch's compiler instantiates the base class of autograd functions itself.
