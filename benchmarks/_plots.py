@@ -12,13 +12,14 @@ from PIL import Image
 
 _DIGEST = "Figures"
 _MEASURED, _LIMIT = "#c44e52", "#4c72b0"
+_STAGES = ("#4c72b0", "#55a868", "#dd8452", "#8172b3")
 
 
 def plots(results: Mapping[str, Result]) -> dict[str, tuple[str, Callable[[], bytes]]]:
     """File name -> (digest of what is drawn, function that draws it as PNG)."""
     found: dict[str, tuple[str, Callable[[], bytes]]] = {}
     for name, result in results.items():
-        drawers: dict[str, Callable[[Any], Figure]] = {"loader": _loader, "train_step": _parts}
+        drawers: dict[str, Callable[[Any], Figure]] = {"loader": _loader, "scaling": _scaling, "train_step": _parts}
         drawer = drawers.get(result["benchmark"])
         if drawer is None or (drawer is _parts and not _measured_parts(result)):
             continue
@@ -57,6 +58,33 @@ def _loader(result: Result) -> Figure:
     axes.set_xlabel("crops/s (bar: median; line: range of the repeats)")
     axes.grid(axis="x", alpha=0.3)
     axes.set_axisbelow(True)
+    return figure
+
+
+def _scaling(result: Result) -> Figure:
+    """Crops a second over the number of ranks, a bar for each stage of ZeRO, and what as many of the first would make."""
+    worlds = result["figures"]["worlds"]
+    stages = [stage["zero_stage"] for stage in worlds[0]["stages"]]
+    first = worlds[0]["stages"][0]["crops_per_second"]["median"] / worlds[0]["ranks"]
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.add_subplot()
+    width = 0.8 / len(stages)
+    for number, stage in enumerate(stages):
+        speeds = [world["stages"][number]["crops_per_second"] for world in worlds]
+        middle = [speed["median"] for speed in speeds]
+        errors = [[speed["median"] - speed["min"] for speed in speeds], [speed["max"] - speed["median"] for speed in speeds]]
+        places = [place - 0.4 + width * (number + 0.5) for place in range(len(worlds))]
+        axes.bar(
+            places, middle, 0.9 * width, color=_STAGES[stage], label=f"ZeRO-{stage}", yerr=errors, error_kw={"elinewidth": 1}
+        )
+    for place, world in enumerate(worlds):
+        label = "" if place else f"ranks x one rank at ZeRO-{stages[0]}"
+        axes.hlines(first * world["ranks"], place - 0.45, place + 0.45, colors="#333333", linestyles="dashed", label=label)
+    axes.set_xticks(range(len(worlds)), [f"{world['ranks']} rank{'s' if world['ranks'] > 1 else ''}" for world in worlds])
+    axes.set_ylabel("crops/s (bar: median; line: range)")
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
     return figure
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-PositionalFormulation = Literal["auto", "conv2d", "conv1d", "unfold", "toeplitz"]
+PositionalFormulation = Literal["auto", "conv2d", "conv1d", "unfold", "toeplitz", "triton"]
 
 # Longest block of the block-Toeplitz formulation. Longer blocks multiply by more zeros, (L + K - 1) / K of the products that
 # count; shorter ones copy more, (L + K - 1) / L times the input. A sixth of the base model's 156 tokens: 1.2 and 5.9.
@@ -47,13 +47,24 @@ def _toeplitz(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tenso
     return _blocks(x, weight, num_groups, math.ceil(x.shape[1] / num_blocks)) + bias
 
 
+def _triton(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
+    """Kernels of our own for a GPU, which read the windows where they lie: see positional_triton.py."""
+    from engine.models.positional_triton import convolve
+
+    return convolve(x, weight, bias, num_groups)
+
+
 FORMULATIONS: Final[dict[PositionalFormulation, Callable[[Tensor, Tensor, Tensor, int], Tensor]]] = {
     "conv2d": _conv2d,
     "conv1d": _conv1d,
     "unfold": _unfold,
     "toeplitz": _toeplitz,
+    "triton": _triton,
 }
-"""Name -> function of tokens [B, T, D], weight [D, C, K] and bias [D] in their dtype, and G -> [B, T, D]."""
+"""Name -> function of tokens [B, T, D], weight [D, C, K] and bias [D] in their dtype, and G -> [B, T, D].
+
+All but ``triton`` run on any device; that one needs a GPU, and Triton, which comes with PyTorch for CUDA.
+"""
 
 
 def choose_formulation(device: torch.device) -> PositionalFormulation:

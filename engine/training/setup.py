@@ -1,5 +1,6 @@
 """Builds a pre-training run from its configuration: data, model, DeepSpeed engine, checkpoints, trainer."""
 
+import importlib.util
 import json
 import math
 import os
@@ -93,13 +94,15 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
     """DeepSpeed's engine around the model, with the optimiser, compiled if ``train.compile`` says so.
 
     Raises:
-        OptionError: if ``train.attention`` names a kernel that does not exist for this device, dtype and width.
+        OptionError: if ``train.attention`` names a kernel that does not exist for this device, dtype and width, or
+            ``train.positional`` one that does not exist here.
     """
     import deepspeed
 
     if ranks.device.type == "cpu":
         keep_freed_memory()
     _check_attention(config, ranks.device)
+    _check_positional(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
     if ranks.world_size == 1 and config.zero.stage == 0:
@@ -132,6 +135,13 @@ def _check_attention(config: RunConfig, device: torch.device) -> None:
             f"train.attention={backend}: torch has no such kernel on {device.type} for {config.train.precision}, {o.num_heads} "
             f"heads of width {shape[-1]} and model.attention_dropout={o.attention_dropout}: take train.attention=auto"
         ) from None
+
+
+def _check_positional(config: RunConfig, device: torch.device) -> None:
+    if config.train.positional == "triton" and (device.type == "cpu" or importlib.util.find_spec("triton") is None):
+        raise OptionError(
+            "train.positional=triton needs a GPU, and Triton, which comes with PyTorch for CUDA: take train.positional=auto"
+        )
 
 
 def _set_optimizer_options(optimizer: Any, config: RunConfig) -> None:

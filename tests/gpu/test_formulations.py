@@ -28,7 +28,9 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 
 @pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself and the device
 @pytest.mark.parametrize("num_segments", [1, 32])
-@pytest.mark.parametrize(("formulation", "compiled"), [*((name, False) for name in FORMULATIONS), ("toeplitz", True)])
+@pytest.mark.parametrize(
+    ("formulation", "compiled"), [*((name, False) for name in FORMULATIONS), ("toeplitz", True), ("triton", True)]
+)
 def test_positional_convolution(
     formulation: PositionalFormulation, compiled: bool, num_segments: int, cuda: torch.device
 ) -> None:

@@ -13,7 +13,8 @@ from engine.models.positional import FORMULATIONS, PositionalFormulation
 
 DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)
-VARIANTS = [ComputeOptions(positional=name) for name in FORMULATIONS] + [ComputeOptions(attention="plain"), CHECKPOINTING]
+POSITIONAL = [ComputeOptions(positional=name) for name in FORMULATIONS if name != "triton"]  # which needs a GPU
+VARIANTS = [*POSITIONAL, ComputeOptions(attention="plain"), CHECKPOINTING]
 
 
 def run(
