@@ -20,7 +20,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.config import RunConfig
-from engine.models import EncoderOutput, GumbelQuantizer, Quantized, feature_encoder, positional, quantizer, transformer
+from engine.models import (
+    Encoder,
+    EncoderOutput,
+    GumbelQuantizer,
+    Quantized,
+    feature_encoder,
+    positional,
+    quantizer,
+    transformer,
+)
 from engine.models.transformer import Block
 from engine.objectives import DrawKeys, PretrainingModel
 from engine.objectives.distributed import gather_ranks, sum_over_ranks, world_size
@@ -118,16 +127,12 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
     x = torch.randn(num_segments, num_tokens, o.width, device=flat.device).to(flat.dtype)
     mask = torch.rand(x.shape[:2], device=flat.device) < 0.5
     entrance = (encoder.feature_norm, encoder.feature_projection, encoder.mask_embedding)
-    widths = o.width * o.width
-    attention_flops = transformer.flops_per_segment(o.width, 0, num_tokens)
-    mlp_flops = transformer.flops_per_segment(o.width, o.mlp_width, num_tokens) - attention_flops
 
     def project(values: Tensor) -> tuple[Tensor, Tensor]:
         normed = encoder.feature_norm(values)
         projected = encoder.mask_embedding(encoder.input_dropout(encoder.feature_projection(normed)), mask)
         return projected, encoder.feature_dropout(normed)
 
-    blocks = [block for block in encoder.blocks if isinstance(block, Block)]
     parts = [
         Part("random draws", [Call(lambda: objective.draw(keys, num_segments, num_tokens, flat.device))]),
         Part(
@@ -145,6 +150,19 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
             [Call(encoder.positional_convolution, (_leaf(x),), _weights(encoder.positional_convolution))],
             num_segments * positional.flops_per_segment(o.width, o.pos_kernel, o.pos_groups, num_tokens),
         ),
+        *_block_parts(encoder, x),
+        Part("norms, dropout, residuals", _norm_calls(model, x)),
+    ]
+    return parts + _objective_parts(model, segments, patient, draws, features, x) + _collective_parts(model, x)
+
+
+def _block_parts(encoder: Encoder, x: Tensor) -> list[Part]:
+    """The products of the transformer's blocks, all blocks together."""
+    o, (num_segments, num_tokens, _) = encoder.options, x.shape
+    blocks = [block for block in encoder.blocks if isinstance(block, Block)]
+    attention_flops = transformer.flops_per_segment(o.width, 0, num_tokens)
+    mlp_flops = transformer.flops_per_segment(o.width, o.mlp_width, num_tokens) - attention_flops
+    return [
         Part(
             "attention",
             [Call(block.attention, (_leaf(x),), _weights(block.attention)) for block in blocks],
@@ -157,7 +175,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
                 for block in blocks
                 for linear in (block.attention.qkv, block.attention.out)
             ],
-            num_segments * len(blocks) * 2.0 * num_tokens * 4 * widths,
+            num_segments * len(blocks) * 2.0 * num_tokens * 4 * o.width**2,
             within="attention",
         ),
         Part(
@@ -165,9 +183,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
             [Call(_mlp(block), (_leaf(x),), _weights(block.fc1, block.fc2)) for block in blocks],
             num_segments * len(blocks) * mlp_flops,
         ),
-        Part("norms, dropout, residuals", _norm_calls(model, x)),
     ]
-    return parts + _objective_parts(model, segments, patient, draws, features, x) + _collective_parts(model, x)
 
 
 def _mlp(block: Block) -> Callable[[Tensor], Tensor]:

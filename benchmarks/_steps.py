@@ -9,7 +9,8 @@ from _timing import Marks
 from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.config import RunConfig, load_config
+from engine.config import RunConfig
+from engine.config_files import load_config
 from engine.options import OptionError
 from engine.training.distributed import Ranks
 from engine.training.setup import make_engine, make_model

@@ -34,7 +34,7 @@ from data_tools.build import BuildOptions, build_dataset
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.synthetic import write_cohort
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.data import CropStore, SampleOrder, make_loader
 from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop

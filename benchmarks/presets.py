@@ -23,7 +23,8 @@ from _common import environment, print_environment, print_table, write_json
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort
-from engine.config import RunConfig, load_config
+from engine.config import RunConfig
+from engine.config_files import load_config
 from engine.options import OptionError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.setup import prepare

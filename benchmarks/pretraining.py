@@ -22,7 +22,7 @@ import torch
 from _common import environment, free_port, print_environment, print_table, spread, write_json
 from _steps import PRESET
 
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.options import OptionError
 from engine.training.sinks import read_rows
 

@@ -20,7 +20,7 @@ from _timing import Roofline, measure_roofline
 from torch import nn
 
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.models import EncoderOptions, feature_encoder, positional, transformer
 from engine.models.functional import AttentionBackend
 from engine.models.positional import FORMULATIONS, PositionalConvolution

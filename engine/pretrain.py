@@ -18,7 +18,8 @@ import torch
 
 from data_tools.files import write_text
 from data_tools.shards.manifest import DatasetError
-from engine.config import RunConfig, load_config
+from engine.config import RunConfig
+from engine.config_files import load_config
 from engine.options import OptionError, RankError
 from engine.training.distributed import Ranks, choose_device, has_lost_a_rank, leave, start, stop
 from engine.training.run_folder import claim

@@ -14,7 +14,7 @@ import torch
 from pretraining_runs import LAUNCHERS, TINY
 from tiny_model import random_batch, tiny_model
 
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.training import micro_batch
 from engine.training.distributed import Ranks, choose_device, start, stop
 from engine.training.figures import PendingFigures

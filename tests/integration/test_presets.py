@@ -10,7 +10,7 @@ import pytest
 from dataset_fixtures import write_dataset
 from distributed_helpers import run_ranks
 
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.training.distributed import Ranks, choose_device, start
 from engine.training.setup import prepare
 

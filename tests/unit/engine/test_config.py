@@ -4,7 +4,8 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.config import RunConfig, load_config
+from engine.config import RunConfig
+from engine.config_files import load_config
 from engine.options import OptionError
 
 CONFIGS = Path(__file__).parents[3] / "configs"

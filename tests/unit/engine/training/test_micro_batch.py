@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from tiny_model import tiny_model
 from torch._subclasses import FakeTensorMode
 
-from engine.config import RunConfig, load_config
+from engine.config import RunConfig
+from engine.config_files import load_config
 from engine.objectives import PretrainingModel, distributed
 from engine.options import OptionError
 from engine.training import micro_batch

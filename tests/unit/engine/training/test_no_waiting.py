@@ -10,7 +10,7 @@ from pretraining_runs import TINY
 from tiny_model import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.training.distributed import Ranks
 from engine.training.setup import make_engine, make_model
 from engine.training.trainer import _gradient_norm

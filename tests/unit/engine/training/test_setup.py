@@ -6,7 +6,7 @@ import torch
 from pretraining_runs import TINY
 from tiny_model import random_batch
 
-from engine.config import load_config
+from engine.config_files import load_config
 from engine.models.transformer import SelfAttention
 from engine.options import OptionError
 from engine.training.distributed import Ranks
