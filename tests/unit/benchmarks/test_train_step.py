@@ -18,7 +18,7 @@ RANKS = Ranks(0, 1, torch.device("cpu"))
 def measured(pairs: int) -> dict[str, Any]:
     spread = {"min": 1.0, "median": 2.0, "max": 3.0, "n": 3}
     rates = dict.fromkeys(("crops_per_second", "step_seconds", "product_tflops", "copy_gb_per_second"), spread)
-    return {"pairs": pairs, "precision": "fp32", "zero_stage": 0, "mfu": 0.5, **rates}
+    return {"pairs": pairs, "precision": "fp32", "zero_stage": 0, "mfu": 0.5, "share_of_plain_product": 0.9, **rates}
 
 
 def arguments(out: Path, *, breakdown: bool = False) -> argparse.Namespace:
