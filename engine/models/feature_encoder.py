@@ -41,7 +41,7 @@ class ConvolutionBlock(nn.Module):
         """Convolves and returns the first ``num_tokens`` tokens: the later blocks have no use for the others."""
         length = x.shape[1] // KERNEL
         # [B, T / K, (K, C)]: the K samples under one position of the kernel lie side by side in memory.
-        windows = x[:, : length * KERNEL].reshape(x.shape[0], length, -1)
+        windows = x[:, : length * KERNEL].reshape(x.shape[0], length, KERNEL * x.shape[-1])
         weight = self.weight.transpose(1, 2).flatten(1)
         return F.gelu(self.norm(linear(windows, weight))[:, :num_tokens])
 

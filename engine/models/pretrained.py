@@ -121,8 +121,11 @@ class PretrainedModel(nn.Module):
                 recording; else it is over each segment.
 
         Raises:
+            TypeError: no tensor.
             ValueError: no floating-point numbers, wrong number of axes or leads, or fewer samples than one token.
         """
+        if not isinstance(segments, Tensor):
+            raise TypeError(f"the model takes a tensor, got {type(segments).__name__}: of a NumPy array, torch.from_numpy")
         if not segments.is_floating_point():
             raise ValueError(
                 f"the model takes floating-point numbers in mV, got {segments.dtype}: of int16 in uV, as in a dataset, give "

@@ -31,7 +31,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Attends within [B, T, D]."""
         B, T, D = x.shape
-        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4).unbind()
+        q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, D // self.num_heads).permute(2, 0, 3, 1, 4).unbind()
         attended = attention(q, k, v, self.dropout if self.training else 0.0, self.backend)
         y: Tensor = self.out(attended.transpose(1, 2).reshape(B, T, D))
         return y

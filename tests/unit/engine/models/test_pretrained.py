@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -148,6 +149,12 @@ def test_segments_of_another_shape_are_one_line(folder: Path, shape: tuple[int, 
 def test_microvolt_are_not_taken_for_millivolt(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16: .* segments / 1000"):
         engine.models.load(folder).embed(torch.zeros(1, 12, 640, dtype=torch.int16))
+    with pytest.raises(TypeError, match=r"takes a tensor, got ndarray: .* torch\.from_numpy"):
+        engine.models.load(folder).embed(np.zeros((1, 12, 640), np.float32))  # type: ignore[arg-type]
+
+
+def test_of_no_segments_there_are_no_embeddings(folder: Path) -> None:
+    assert engine.models.load(folder).embed(torch.zeros(0, 12, 640)).shape == (0, 32)
 
 
 def test_loading_draws_no_random_numbers(folder: Path) -> None:
