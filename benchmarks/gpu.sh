@@ -99,7 +99,7 @@ if [ $device = cuda ]; then
     --json "$out/train-step-not-compiled-$device.json"
   part checkpointing 60 "$PYTHON" benchmarks/train_step.py "${compile[@]}" train.activation_checkpointing=true \
     --pairs "$largest" --precision bf16 --repeats "$repeats" --json "$out/train-step-checkpointing-$device.json"
-  part whole-model 90 "$PYTHON" benchmarks/train_step.py train.compile=model --pairs "$largest" --precision bf16 \
+  part whole-model 120 "$PYTHON" benchmarks/train_step.py train.compile=model --pairs "$largest" --precision bf16 \
     --repeats "$repeats" --json "$out/train-step-whole-model-$device.json"
 fi
 

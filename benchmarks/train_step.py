@@ -7,7 +7,7 @@
 The step is the engine's own: forward, backward, all-reduce and AdamW through DeepSpeed, on random segments that lie on the
 device, so that nothing is said about loading. Its model FLOPs (matrix products and convolutions, forward once, backward twice)
 over its time are given as a share of the rate of one large matrix product, measured in the same run before and after: the MFU.
-On a CPU they are given as a share of the same product by ``functional.linear`` too, which the model does not use there.
+They are given as a share of the same product by ``functional.linear`` too, which in fp32 on a CPU is not the model's.
 
 With ``--breakdown`` the parts of the step are measured one by one, each next to its limit: the larger of its FLOPs over the
 product's rate and of its bytes over a large copy's rate. ``--dataset`` adds the loader, which works beside the step.

@@ -1,4 +1,4 @@
-"""Corpus -> dataset, on Dask.
+"""Corpus -> dataset, in this process or on Dask.
 
 Recordings are staged chunk by chunk (:mod:`data_tools.staging`), then all crops are split by patient and shuffled
 (:mod:`data_tools.planning`) and written shard by shard (:mod:`data_tools.sharding`), then come the tables and last the
@@ -110,7 +110,7 @@ def build_dataset(
     Args:
         options: what to build.
         out: folder of the dataset; new, empty, or begun with the same options.
-        num_workers: processes; None for one per CPU.
+        num_workers: processes; None for one per CPU. One is this process itself.
         scheduler: address of a Dask scheduler to use instead.
 
     Raises:

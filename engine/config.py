@@ -153,7 +153,7 @@ class RunConfig(Options):
         return self
 
     def to_mapping(self) -> dict[str, Any]:
-        """The resolved configuration as plain values, in the form that :func:`load_config` reads."""
+        """The resolved configuration as plain values, in the form that :mod:`engine.config_files` reads."""
         mapping: dict[str, Any] = self.model_dump(mode="json")
         objective = mapping["objective"]
         mapping["objective"] = {"name": objective["name"], **objective["options"]}

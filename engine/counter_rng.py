@@ -33,6 +33,14 @@ def _hash_int(x: int) -> int:
     return x ^ (x >> 16)
 
 
+def _number(name: str) -> int:
+    """The code points one after another; PyTorch's compiler of 2.11 does not know ``int.from_bytes``."""
+    number = 0
+    for character in name:
+        number = number << 8 | ord(character)
+    return number
+
+
 def fold_key(words: Sequence[int | str]) -> int:
     """Folds words into one 32-bit key; order matters.
 
@@ -42,7 +50,7 @@ def fold_key(words: Sequence[int | str]) -> int:
     """
     key = _GOLDEN
     for word in words:
-        rest = int.from_bytes(word.encode()) if isinstance(word, str) else word
+        rest = _number(word) if isinstance(word, str) else word
         if rest < 0:
             raise ValueError(f"a random key must not be negative, got {rest}")
         while True:

@@ -157,8 +157,8 @@ def _convolve(x: Tensor, weight: Tensor, num_groups: int, block: int, num_before
     B, T, D = x.shape
     matrix = _toeplitz_matrix(weight, num_groups, block)
     y = torch.bmm(_windows(x, weight.shape[-1], num_groups, block, num_before), matrix)
-    y = y.view(num_groups, B, -1, block, D // num_groups).permute(1, 2, 3, 0, 4)  # [B, N, L, G, C]
-    return y.reshape(B, -1, D)[:, :T]
+    y = y.view(num_groups, B, math.ceil(T / block), block, D // num_groups).permute(1, 2, 3, 0, 4)  # [B, N, L, G, C]
+    return y.flatten(3).flatten(1, 2)[:, :T]
 
 
 def _correlate(x: Tensor, grad: Tensor, kernel: int, num_groups: int, block: int) -> Tensor:

@@ -69,7 +69,7 @@ def _correlate_kernel(  # type: ignore[no-untyped-def]
         is_grad = is_row[:, None] & (channel < C)[None, :]
         upstream = tl.load(grad + start + row[:, None] * D + channel[None, :], mask=is_grad, other=0.0)
         total = tl.dot(window, upstream, total, input_precision=PRECISION)
-    places = ((share * (D // C) + group) * R + summand[:, None]) * C + channel[None, :]
+    places = ((share.to(tl.int64) * (D // C) + group) * R + summand[:, None]) * C + channel[None, :]
     tl.store(out + places, total, mask=(summand < R)[:, None] & (channel < C)[None, :])
 
 
@@ -100,7 +100,15 @@ class _Convolution(torch.autograd.Function):
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
-    """Tokens x [B, T, D], weight [D, C, K] and bias [D] in one dtype, bf16 or fp32 -> [B, T, D]."""
+    """Tokens x [B, T, D], weight [D, C, K] and bias [D] in one dtype, on the current GPU -> [B, T, D].
+
+    Raises:
+        ValueError: another dtype than bf16, fp16 or fp32, or another device than the current one.
+    """
+    if x.dtype not in {torch.bfloat16, torch.float16, torch.float32}:
+        raise ValueError(f"the Triton kernels take bf16, fp16 or fp32, got {x.dtype}: take another formulation")
+    if x.is_cuda and x.get_device() != torch.cuda.current_device():
+        raise ValueError(f"the Triton kernels run on the current GPU, and {x.device} is another: call torch.cuda.set_device")
     y: Tensor = _Convolution.apply(x, weight, num_groups)  # type: ignore[no-untyped-call]
     return y + bias
 

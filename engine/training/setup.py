@@ -42,6 +42,7 @@ def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
     """
     if config.train.micro_batch_size != "auto":
         config.train.micro_batches(ranks.world_size)  # a mistake in them is told at once
+    _check_kernels(config, ranks.device)  # before the micro-batch is looked for, which runs them
     dataset = open_dataset(config, ranks)
     stores = {"train": CropStore(dataset, config.data.train_split)}
     if config.data.valid_split in dataset.manifest.counts:
@@ -101,13 +102,13 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
 
     if ranks.device.type == "cpu":
         keep_freed_memory()
-    _check_attention(config, ranks.device)
-    _check_positional(config, ranks.device)
+    _check_kernels(config, ranks.device)
     optimizer = make_optimizer(model, config.optimizer)
     engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config.deepspeed(ranks.world_size))
     if ranks.world_size == 1 and config.zero.stage == 0:
         # It would copy all gradients into one buffer, average that over this rank alone, and copy them back.
         engine.enable_backward_allreduce = False
+        optimizer.register_step_pre_hook(_fill_missing_gradients)
     # Every batch of a run has the same shape. For another one, as after a change of size in one process, the compiler would
     # otherwise take shapes for variables, and make slower kernels.
     if config.train.compile == "model":
@@ -116,6 +117,20 @@ def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any
         for block in engine.module.encoder.blocks:
             block.compile(dynamic=False)
     return engine
+
+
+def _fill_missing_gradients(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    """Zeros for what the objective has no use for, as DeepSpeed makes them elsewhere: weight decay is then the same."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+
+
+def _check_kernels(config: RunConfig, device: torch.device) -> None:
+    """Refuses formulations that do not exist for this device, dtype and width."""
+    _check_attention(config, device)
+    _check_positional(config, device)
 
 
 def _check_attention(config: RunConfig, device: torch.device) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from _prediction import BACKWARD_SHARE, GPUS_PER_NODE, Cluster, scaling_page
 
@@ -68,15 +70,25 @@ def test_without_a_gpu_the_page_says_that_its_speed_is_assumed() -> None:
     assert rate == pytest.approx(790e12 * 0.6 / 0.176e12, rel=0.01)
 
 
-def test_with_a_gpu_the_page_starts_from_its_step() -> None:
-    step = {"precision": "bf16", "pairs": 512, "step_seconds": {"median": 0.25}}
-    gpu = {
+def gpu_step(seconds: float, pairs: tuple[int, ...] = (512,)) -> dict[str, Any]:
+    times = {"step_seconds": {"median": seconds}}
+    steps = [{"precision": "bf16", "pairs": n, "crops_per_second": {"median": n / seconds}, **times} for n in pairs]
+    return {
         "benchmark": "train_step",
         "environment": {"gpus": ["NVIDIA H200"]},
         "config": {"ranks": 1, "overrides": ["train.compile=blocks"]},
-        "figures": {"steps": [step]},
+        "figures": {"steps": steps},
     }
-    page = scaling_page({"scaling-cpu": scaling_result(), "train-step-cuda": gpu})
+
+
+def test_with_several_gpu_results_the_page_takes_the_one_of_most_batches_then_the_fastest() -> None:
+    results = {"scaling-cpu": scaling_result(), "a": gpu_step(0.3), "b": gpu_step(0.25), "c": gpu_step(0.28)}
+    assert "results/b.json" in scaling_page(results)
+    assert "results/d.json" in scaling_page(results | {"d": gpu_step(0.3, (64, 512))})
+
+
+def test_with_a_gpu_the_page_starts_from_its_step() -> None:
+    page = scaling_page({"scaling-cpu": scaling_result(), "train-step-cuda": gpu_step(0.25)})
     assert "No GPU has been measured yet" not in page
     assert "| 1 | 512 | 2,048 |" in page
     assert "results/train-step-cuda.json" in page

@@ -1,6 +1,8 @@
 import gc
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -31,9 +33,15 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
         yield pool
 
 
-def test_one_worker_is_this_process() -> None:
-    with Workers(1) as pool:
-        assert list(pool.map_unordered(os.readlink, ["/proc/self"])) == [str(os.getpid())]
+def test_one_worker_is_this_process_and_takes_no_dask() -> None:
+    program = """
+import os, sys
+from data_tools.workers import Workers
+with Workers(1) as pool:
+    assert list(pool.map_unordered(os.readlink, ["/proc/self"])) == [str(os.getpid())]
+assert not {"dask", "distributed"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_every_task_gives_one_result(workers: Workers) -> None:

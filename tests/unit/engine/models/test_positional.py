@@ -84,6 +84,14 @@ def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 
 @EVERY_FORMULATION
+def test_of_no_segments_there_is_nothing(formulation: PositionalFormulation) -> None:
+    inputs = [torch.zeros(shape, requires_grad=True) for shape in [(0, 9, 16), (16, 2, 4), (16,)]]
+    y = convolve(formulation, inputs)
+    assert y.shape == (0, 9, 16)
+    assert not torch.autograd.grad(y.sum(), inputs)[1].any()
+
+
+@EVERY_FORMULATION
 def test_only_the_gradients_that_are_needed_are_computed(formulation: PositionalFormulation) -> None:
     module = PositionalConvolution(8, 4, 2, formulation)
     for frozen in (module.weight_g, module.weight_v):

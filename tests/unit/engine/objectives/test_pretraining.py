@@ -103,7 +103,7 @@ def test_fake_tensors_would_notice() -> None:
         x = torch.empty(3)
         with pytest.raises(DynamicOutputShapeException, match="nonzero"):
             x[x > 0].sum()
-        with pytest.raises(RuntimeError, match="at least two devices"):
+        with pytest.raises(RuntimeError, match=r"two (different )?devices"):
             torch.empty(3, 3, device="meta") @ x
 
 

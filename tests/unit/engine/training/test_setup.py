@@ -10,7 +10,15 @@ from engine.config_files import load_config
 from engine.models.transformer import SelfAttention
 from engine.options import OptionError
 from engine.training.distributed import Ranks
-from engine.training.setup import _read_cache, _set_optimizer_options, _steps_of_epochs, _write_cache, make_engine, make_model
+from engine.training.setup import (
+    _read_cache,
+    _set_optimizer_options,
+    _steps_of_epochs,
+    _write_cache,
+    make_engine,
+    make_model,
+    prepare,
+)
 
 CONFIGS = Path(__file__).parents[4] / "configs"
 PAPER, QUICKSTART = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml", CONFIGS / "quickstart.yaml"
@@ -59,6 +67,33 @@ def test_an_attention_kernel_that_the_device_lacks_is_refused(ranks: Ranks) -> N
         OptionError, match=r"train.attention=cudnn: torch has no such kernel on cpu for bf16, 12 heads of width 64"
     ):
         make_engine(config, make_model(config), ranks)
+
+
+@pytest.mark.parametrize("micro_batch_size", [8, "auto"])
+def test_triton_without_a_gpu_is_refused(ranks: Ranks, tmp_path: Path, micro_batch_size: object) -> None:
+    words = ["train.positional=triton", "train.batch_size=8", f"train.micro_batch_size={micro_batch_size}"]
+    config = load_config([PAPER], [*words, f"output_dir={tmp_path}", "model.depth=1"])
+    with pytest.raises(OptionError, match=r"train.positional=triton needs a GPU"):
+        prepare(config, ranks)
+
+
+def test_what_an_objective_has_no_use_for_decays_the_same_at_every_stage(ranks: Ranks) -> None:
+    """One rank at ZeRO-0 reduces no gradients, which is where DeepSpeed makes zeros of those that are missing."""
+    weights = []
+    for stage in (0, 1):
+        words = ["train.precision=fp32", "objective.name=cmsc", "optimizer.weight_decay=0.5", "optimizer.learning_rate=0.01"]
+        tiny = [word for word in TINY if not word.startswith("objective.")]
+        engine_config = load_config([QUICKSTART], [*tiny, *words, f"zero.stage={stage}"])
+        engine = make_engine(engine_config, make_model(engine_config), ranks)
+        segments, patient = random_batch(4)
+        for step in range(3):
+            loss, _ = engine(segments, patient, torch.tensor(step), torch.tensor(0))
+            engine.backward(loss)
+            engine.step()
+        weights.append(engine.module.encoder.mask_embedding.embedding.detach().clone())
+        engine.destroy()
+    assert torch.equal(*weights)
+    assert weights[0].norm() < 0.99 * make_model(engine_config).encoder.mask_embedding.embedding.norm()
 
 
 def test_formulations_reach_the_encoder() -> None:
