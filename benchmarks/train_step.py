@@ -6,7 +6,7 @@
 
 The step is the engine's own: forward, backward, all-reduce and AdamW through DeepSpeed, on random segments that lie on the
 device, so that nothing is said about loading. Its model FLOPs (matrix products and convolutions, forward once, backward twice)
-over its time are given as a share of the rate of one large matrix product, measured in the same run before and after: the MFU.
+over its time are given as a share of the rate of one large matrix product, measured in turns with it: the MFU.
 They are given as a share of the same product by ``functional.linear`` too, which in fp32 on a CPU is not the model's.
 
 With ``--breakdown`` the parts of the step are measured one by one, each next to its limit: the larger of its FLOPs over the
@@ -38,6 +38,8 @@ from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
 
+# The rates of a machine drift within minutes: after so many timed steps they are measured again.
+_STEPS_BETWEEN_PRODUCTS = 3
 # Of the official implementation, recorded earlier: fp32, 8 pairs, two cores of the same kind as in results/, some 15 % slower.
 OFFICIAL_CPU_CROPS_PER_SECOND = 0.73
 
@@ -109,13 +111,15 @@ def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse
 
 def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """Times whole steps of one configuration."""
-    rooflines, plain = [_roofline(config, ranks)], [_plain_product(config, ranks)]
     step = TrainingStep(config, ranks)
-    passes = step.time(repeats)
+    rooflines, plain = [_roofline(config, ranks)], [_plain_product(config, ranks)]
+    passes: list[PassSeconds] = []
+    while len(passes) < repeats:
+        passes += step.time(min(_STEPS_BETWEEN_PRODUCTS, repeats - len(passes)))
+        rooflines.append(_roofline(config, ranks))
+        plain.append(_plain_product(config, ranks))
     memory_gb = step.peak_memory_gb()
     step.close()
-    rooflines.append(_roofline(config, ranks))
-    plain.append(_plain_product(config, ranks))
     roofline = mean_roofline(rooflines)
     seconds = [sum(each) for each in passes]
     return {
