@@ -50,6 +50,7 @@ def test_a_wrong_command_is_one_line(words: list[str], capsys: pytest.CaptureFix
     assert captured.err.count("\n") == 1
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_conversion_leaves_nothing_behind(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -269,6 +269,7 @@ def test_a_broken_shard_is_one_line(run: Run, tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_leaves_nothing_behind(
     run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
