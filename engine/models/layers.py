@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.functional import dropout, linear
+from engine.models.dropout import dropout
+from engine.models.functional import linear
 
 INIT_STD = 0.02
 

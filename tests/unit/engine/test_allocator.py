@@ -15,7 +15,7 @@ def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
         # The larger one is freed last, and would be trimmed from the end of the heap.
-        arrays = [np.ones(2 << 20), np.ones(3 << 20)]
+        arrays = [np.ones(2 << 20), np.ones(6 << 20)]
         del arrays
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 

@@ -28,7 +28,9 @@ def apply(transform: Transform, signals: NDArray[np.int16], start: int) -> NDArr
     """By NumPy, compared with torch."""
     out = np.full(transform.output_shape(len(signals)), np.nan, np.float32)
     draws = transform.draw(start, len(signals))
+    buffer_size = np.getbufsize()
     transform.apply(signals, draws, out)
+    assert np.getbufsize() == buffer_size
     by_torch = transform.apply_on_device(torch.from_numpy(signals), draws)
     assert by_torch.dtype == torch.float32
     assert by_torch.is_contiguous()
