@@ -1,7 +1,7 @@
 """Dropout, in the formulation that is fastest on the device of its input.
 
 On a GPU it is torch's own. On a CPU that spends 20 ms on 4.7 million numbers (torch 2.13, two cores of an AMD EPYC with AVX-512
-bf16, base model). Here a number takes 16 bits of what a faster generator draws, NumPy's SFC64: 3 ms.
+bf16, base model). Here a number takes 16 bits of what a faster generator draws, NumPy's SFC64: 3.6 ms.
 """
 
 import math
@@ -9,26 +9,33 @@ import math
 import numpy as np
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.nn import functional as F
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
     """Sets each value to zero with probability ``p`` and scales the others by 1 / (1 - p).
 
-    What is dropped follows from torch's default generator, which on a CPU draws the seed of the other.
+    What is dropped follows from torch's default generator, which on a CPU draws the seed of NumPy's.
 
     On a CPU p is rounded to a multiple of 2**-16, and the scale is that of the rounded p. A compiled graph has torch's own
     dropout, which the compiler fuses.
     """
-    if p == 0.0:
+    if p == 0.0 or x.numel() == 0:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    generator = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
-    words = torch.from_numpy(generator.random_raw(math.ceil(x.numel() / 4)).view(np.int64))
-    # Four from each word of 64 bits; a number is uniform on [-2**15, 2**15).
+    # Four numbers from each word of 64 bits, uniform on [-2**15, 2**15).
+    count = math.ceil(x.numel() / 4)
+    words = torch.empty(count, dtype=torch.int64) if isinstance(x, FakeTensor) else _draw_words(count)
     numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
     num_dropped = round(p * 2**16)
     # Compared straight into the dtype of x: a conversion of booleans to bf16 takes six times as long.
     keep = torch.ge(numbers, num_dropped - 2**15, out=torch.empty_like(x, requires_grad=False))
     return x * keep.mul_(2**16 / (2**16 - num_dropped))
+
+
+def _draw_words(count: int) -> Tensor:
+    """Random int64 [count]."""
+    generator = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
+    return torch.from_numpy(generator.random_raw(count).view(np.int64))

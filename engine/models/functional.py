@@ -33,7 +33,7 @@ SDPA_BACKENDS: Final[dict[AttentionBackend, SDPBackend]] = {
 
 # oneDNN's linear map, which torch's compiler calls too; None in a build of torch without oneDNN.
 _ONEDNN_LINEAR = getattr(torch.ops.mkldnn, "_linear_pointwise", None) if torch.backends.mkldnn.is_available() else None
-# Of its inputs; bf16 where the CPU has instructions for it.
+# Of its inputs; bf16 where oneDNN supports it.
 _ONEDNN_DTYPES = {torch.float32}
 if _ONEDNN_LINEAR is not None and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # noqa: SLF001 - it has no public name
     _ONEDNN_DTYPES.add(torch.bfloat16)
@@ -65,7 +65,7 @@ class _OneDNNLinear(torch.autograd.Function):
 
 
 def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Returns a @ b: in bf16 oneDNN's already; in fp32 oneDNN is faster with a transposed copy of b than with b."""
+    """Returns a @ b. In bf16 torch has oneDNN do it; in fp32 oneDNN is faster with a transposed copy of b than with b."""
     return _onednn_linear(a, b.T.contiguous(), None) if a.dtype == torch.float32 else a @ b
 
 
@@ -75,7 +75,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     A compiled graph has torch's own, since the compiler cannot see through oneDNN's.
     """
     weight = weight.to(x.dtype)
-    bias = None if bias is None else bias.to(x.dtype)
+    bias = None if bias is None else bias.to(x.dtype).contiguous()  # oneDNN would not ask for its strides
     is_plain = x.device.type != "cpu" or x.dtype not in _ONEDNN_DTYPES or torch.compiler.is_compiling()
     if _ONEDNN_LINEAR is None or is_plain:
         return F.linear(x, weight, bias)
@@ -89,7 +89,7 @@ _NUM_CACHED = 1 << 19
 
 
 class _Softmax(torch.autograd.Function):
-    """Over the last axis, computed in fp32 and kept in the dtype of the input."""
+    """Of [B, ..., T] over the last axis, computed in fp32 and kept in the dtype of the input."""
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor) -> Tensor:
@@ -104,11 +104,11 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         (weights,) = ctx.saved_tensors
-        return torch._softmax_backward_data(grad_outputs[0], weights, -1, weights.dtype)  # noqa: SLF001 - nor has this
+        return torch._softmax_backward_data(grad_outputs[0], weights, -1, weights.dtype)  # noqa: SLF001 - it has no public name
 
 
 def softmax(scores: Tensor) -> Tensor:
-    """``softmax`` over the last axis in the dtype of the input; torch's own but in bf16 on a CPU, uncompiled."""
+    """``softmax`` of [B, ..., T] over the last axis, in its dtype; torch's own but in bf16 on a CPU, uncompiled."""
     if scores.dtype != torch.bfloat16 or scores.device.type != "cpu" or torch.compiler.is_compiling():
         return scores.softmax(-1)
     weights: Tensor = _Softmax.apply(scores)  # type: ignore[no-untyped-call]
@@ -134,7 +134,6 @@ def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, backend: Attent
             return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
     if backend == "auto" and q.device.type != "cpu":
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout_p)
-    # Transposed after they are copied, the keys here and the values in the backward pass: the copies that the products would
-    # make of the transposed ones take five times as long.
+    # Transposed after they are copied: the copy that the product would make of the transposed ones takes five times as long.
     scores = (q * q.shape[-1] ** -0.5) @ k.contiguous().mT
-    return dropout(softmax(scores), dropout_p) @ v.contiguous()
+    return dropout(softmax(scores), dropout_p) @ v

@@ -14,7 +14,7 @@ from engine.allocator import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        # The larger one is freed last, and would be trimmed from the end of the heap.
+        # The larger one lies at the end of the heap, from where it would be trimmed.
         arrays = [np.ones(2 << 20), np.ones(6 << 20)]
         del arrays
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before

@@ -51,6 +51,10 @@ def test_segments_are_the_two_halves_in_millivolts() -> None:
     np.testing.assert_allclose(segments[:, 1], signals[:, :, 2500:] / 1000, rtol=1e-6)
 
 
+def test_no_crops_give_no_segments() -> None:
+    assert apply(make({}), make_signals(num_crops=0), 0).shape == (0, 2, 12, 2500)
+
+
 def test_masked_leads_are_exactly_zero_and_the_others_untouched() -> None:
     signals = make_signals(3)
     masking = {"random_lead_masking": {"p": 0.5}}

@@ -36,3 +36,8 @@ def test_dropout_follows_torchs_generator() -> None:
     assert torch.equal(dropout(x, 0.5), first)
     assert not torch.equal(first, second)
     assert dropout(x, 0.0) is x
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 3)])
+def test_dropout_takes_nothing(shape: tuple[int, ...]) -> None:
+    assert dropout(torch.ones(shape), 0.5).shape == shape

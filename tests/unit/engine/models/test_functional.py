@@ -24,6 +24,14 @@ def test_linear_equals_torchs(dtype: torch.dtype, shape: tuple[int, ...], with_b
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_linear_takes_a_bias_of_any_strides(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, weight = torch.randn(7, 12).to(dtype), torch.randn(20, 12).to(dtype)
+    for bias in (torch.randn(40).to(dtype)[::2], torch.randn(1).to(dtype).expand(20)):
+        torch.testing.assert_close(linear(x, weight, bias), F.linear(x, weight, bias))
+
+
 def test_linear_takes_any_strides_and_skips_what_needs_no_gradient() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(12, 5, 3).permute(2, 1, 0), torch.randn(12, 20).T.requires_grad_()

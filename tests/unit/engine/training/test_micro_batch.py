@@ -133,6 +133,12 @@ class TestCountBytes:
         assert four - two == pytest.approx(2 * (two - one), rel=0.02)
         assert 4 * num_parameters < 2 * one - two < 12 * num_parameters
 
+    def test_dropout_takes_more(self) -> None:
+        def with_dropout() -> PretrainingModel:
+            return tiny_model("w2v_cmsc", dropout=0.1, attention_dropout=0.1)
+
+        assert count_bytes(with_dropout, 2, torch.bfloat16)[0] > count_bytes(make_model, 2, torch.bfloat16)[0]
+
     def test_bf16_takes_less_and_no_value_is_computed(self) -> None:
         torch.manual_seed(3)
         before = torch.get_rng_state()
