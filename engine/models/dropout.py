@@ -25,17 +25,15 @@ def dropout(x: Tensor, p: float) -> Tensor:
         return x
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
-    # Four numbers from each word of 64 bits, uniform on [-2**15, 2**15).
-    count = math.ceil(x.numel() / 4)
-    words = torch.empty(count, dtype=torch.int64) if isinstance(x, FakeTensor) else _draw_words(count)
-    numbers = words.view(torch.int16)[: x.numel()].view(x.shape)
+    numbers = torch.empty_like(x, dtype=torch.int16) if isinstance(x, FakeTensor) else _draw(x.numel()).view(x.shape)
     num_dropped = round(p * 2**16)
     # Compared straight into the dtype of x: a conversion of booleans to bf16 takes six times as long.
     keep = torch.ge(numbers, num_dropped - 2**15, out=torch.empty_like(x, requires_grad=False))
     return x * keep.mul_(2**16 / (2**16 - num_dropped))
 
 
-def _draw_words(count: int) -> Tensor:
-    """Random int64 [count]."""
-    generator = np.random.SFC64(int(torch.randint(2**63 - 1, ())))
-    return torch.from_numpy(generator.random_raw(count).view(np.int64))
+def _draw(count: int) -> Tensor:
+    """Random int16 [count], uniform on [-2**15, 2**15): four from each word of 64 bits."""
+    seed = torch.randint(2**63 - 1, (1,)).numpy()
+    words = np.random.SFC64(seed).random_raw(math.ceil(count / 4))
+    return torch.frombuffer(words, dtype=torch.int16)[:count]
