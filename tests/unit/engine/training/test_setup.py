@@ -77,6 +77,7 @@ def test_triton_without_a_gpu_is_refused(ranks: Ranks, tmp_path: Path, micro_bat
         prepare(config, ranks)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 def test_what_an_objective_has_no_use_for_decays_the_same_at_every_stage(ranks: Ranks) -> None:
     """One rank at ZeRO-0 reduces no gradients, which is where DeepSpeed makes zeros of those that are missing."""
     weights = []
