@@ -42,7 +42,8 @@ if _ONEDNN_LINEAR is not None and torch.ops.mkldnn._is_mkldnn_bf16_supported(): 
 def _onednn_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """The product of x [M, in] and the transpose of weight [out, in], of any strides."""
     assert _ONEDNN_LINEAR is not None
-    y: Tensor = _ONEDNN_LINEAR(x, weight, bias, "none", [], "")
+    # oneDNN takes a bias for contiguous without asking.
+    y: Tensor = _ONEDNN_LINEAR(x, weight, None if bias is None else bias.contiguous(), "none", [], "")
     return y
 
 
@@ -75,7 +76,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     A compiled graph has torch's own, since the compiler cannot see through oneDNN's.
     """
     weight = weight.to(x.dtype)
-    bias = None if bias is None else bias.to(x.dtype).contiguous()  # oneDNN would not ask for its strides
+    bias = None if bias is None else bias.to(x.dtype)
     is_plain = x.device.type != "cpu" or x.dtype not in _ONEDNN_DTYPES or torch.compiler.is_compiling()
     if _ONEDNN_LINEAR is None or is_plain:
         return F.linear(x, weight, bias)
