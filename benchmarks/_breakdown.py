@@ -93,7 +93,7 @@ class PartFigures:
 
 
 def measure_parts(config: RunConfig, segments: Tensor, patient: Tensor, roofline: Roofline, repeats: int) -> list[PartFigures]:
-    """Measures every part of one micro-batch of one rank, and the optimiser's step.
+    """Measures every part of one micro-batch of one rank, and the optimizer's step.
 
     Args:
         config: of the run; compiled if it says so.
@@ -114,7 +114,7 @@ def measure_parts(config: RunConfig, segments: Tensor, patient: Tensor, roofline
 
 
 def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> list[Part]:
-    """The parts of a step of this model, but for the optimiser."""
+    """The parts of a step of this model, but for the optimizer."""
     model.train()
     encoder, objective = model.encoder, model.objective
     o, num_segments, num_samples = encoder.options, 2 * segments.shape[0], segments.shape[-1]

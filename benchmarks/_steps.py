@@ -11,7 +11,7 @@ from torch import Tensor
 from data_tools.recording import SEGMENT_SAMPLES
 from engine.config import RunConfig
 from engine.config_files import load_config
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks
 from engine.training.setup import make_engine, make_model
 from engine.training.throughput import forget_peak_memory, peak_memory_bytes
@@ -25,12 +25,12 @@ def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str]
     """The paper's preset at a batch of ``pairs`` over all ranks.
 
     Raises:
-        OptionError: a word that is none, or a micro-batch that would have to be looked for.
+        UserError: a word that is none, or a micro-batch that would have to be looked for.
     """
     words = [f"train.batch_size={pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
     config = load_config([PRESET], [*words, *overrides])
     if config.train.micro_batch_size == "auto":
-        raise OptionError("train.micro_batch_size=auto: a step is measured at a given size; give the number of pairs")
+        raise UserError("train.micro_batch_size=auto: a step is measured at a given size; give the number of pairs")
     return config
 
 
@@ -40,7 +40,7 @@ class PassSeconds(NamedTuple):
     forward: float
     backward: float
     step: float
-    """The optimiser, and what else DeepSpeed does there."""
+    """The optimizer, and what else DeepSpeed does there."""
 
 
 class TrainingStep:
@@ -96,7 +96,7 @@ class TrainingStep:
         return float(max(self._ranks.gather(peak_memory_bytes(self._ranks.device)))) / 1e9
 
     def close(self) -> None:
-        """Frees model and optimiser, and what was compiled for this batch."""
+        """Frees model and optimizer, and what was compiled for this batch."""
         self._engine.destroy()
         self._engine = None
         torch.compiler.reset()

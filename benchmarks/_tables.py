@@ -68,7 +68,7 @@ def breakdown_rows(result: Mapping[str, Any]) -> list[list[object]]:
     rows.append(_breakdown_row("all parts", totals))
     step = 1e3 * result["step_seconds"]["median"]
     passes = {name: 1e3 * seconds for name, seconds in result["pass_seconds"].items()}
-    # The optimiser counts as forward in the parts' sum, as it does here.
+    # The optimizer counts as forward in the parts' sum, as it does here.
     whole = [*totals[:2], passes["forward"] + passes["step"], passes["backward"], totals[4]]
     rows.append(_breakdown_row("whole step", whole, step))
     return rows

@@ -36,7 +36,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.synthetic import write_cohort
 from engine.config_files import load_config
 from engine.data import CropStore, SampleOrder, make_loader
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
@@ -79,7 +79,7 @@ def main() -> int:
             write_json(path, "guard", {"repeats": arguments.repeats}, where, {"ratios": ratios})
             print_table(["ratio", "best", "min", "max"], [[name, *_shown(ratio)] for name, ratio in ratios.items()])
             return 0
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"guard: {error}\n")
         return 2
     finally:
@@ -100,10 +100,10 @@ def read_record(path: Path) -> dict[str, Any]:
     """The recorded ratios.
 
     Raises:
-        OptionError: if nothing is recorded for this kind of device.
+        UserError: if nothing is recorded for this kind of device.
     """
     if not path.is_file():
-        raise OptionError(f"{path}: there is no such record; on a commit whose speed is good, make one with --record")
+        raise UserError(f"{path}: there is no such record; on a commit whose speed is good, make one with --record")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 

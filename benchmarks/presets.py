@@ -25,10 +25,10 @@ from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.config import RunConfig
 from engine.config_files import load_config
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
+from engine.training.metric_writers import Row
 from engine.training.setup import prepare
-from engine.training.sinks import Row
 from engine.training.trainer import TrainingStoppedError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -40,7 +40,7 @@ LOCAL_OPTIONS = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}
 
 
 class HeldOut:
-    """A sink that keeps the figures of the held-out patients."""
+    """A writer that keeps the figures of the held-out patients."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
@@ -55,7 +55,7 @@ class HeldOut:
 
 
 def tiny(preset: Path) -> list[str]:
-    """The quickstart's sizes and optimiser as overrides for a preset."""
+    """The quickstart's sizes and optimizer as overrides for a preset."""
     quickstart = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text(encoding="utf-8"))
     sections = {name: quickstart[name] for name in ("model", "optimizer")}
     place = LOCAL_OPTIONS.get(load_config([preset]).objective.name)
@@ -73,7 +73,7 @@ def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace,
     config = load_config([preset], [*tiny(preset), *words])
     trainer = prepare(config, ranks)
     held_out = HeldOut()
-    trainer.sinks = [held_out]
+    trainer.metric_writers = [held_out]
     try:
         trainer.validate()
         trainer.run()
@@ -137,7 +137,7 @@ def main() -> int:
             options = BuildOptions("physionet2021", (folder / "wfdb",), valid_fraction=VALID_FRACTION)
             build_dataset(options, folder / "dataset", num_workers=1)
             results = [train(preset, folder / "dataset", folder, arguments, ranks) for preset in arguments.presets]
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"presets: {error}\n")
         return 2
     except TrainingStoppedError:

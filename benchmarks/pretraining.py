@@ -23,8 +23,8 @@ from _common import environment, free_port, print_environment, print_table, spre
 from _steps import PRESET
 
 from engine.config_files import load_config
-from engine.options import OptionError
-from engine.training.sinks import read_rows
+from engine.options import UserError
+from engine.training.metric_writers import read_rows
 
 ROOT = Path(__file__).parent.parent
 _STARTING_SECONDS = 300.0
@@ -38,7 +38,7 @@ def main() -> int:
     words += ["checkpoint.every_steps=null", "logging.tensorboard=false", *arguments.overrides]
     try:
         config = load_config([PRESET], words)
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"pretraining: {error}\n")
         return 2
     with tempfile.TemporaryDirectory() as folder:

@@ -29,7 +29,7 @@ from _steps import TrainingStep, step_config
 from _timing import measure
 from torch.multiprocessing.spawn import spawn
 
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
@@ -50,7 +50,7 @@ def main() -> int:
             for num_ranks in arguments.ranks:  # a mistake is told before processes are started
                 step_config(arguments.pairs * num_ranks, arguments.precision, 0, arguments.overrides)
             results = [_spawn(arguments, num_ranks) for num_ranks in arguments.ranks]
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"scaling: {error}\n")
         return 2
     _report(results, arguments)
@@ -80,7 +80,7 @@ def _spawn(arguments: argparse.Namespace, num_ranks: int) -> dict[str, Any]:
     """Measures one number of ranks in fresh processes of this machine."""
     device = choose_device(arguments.device)
     if device == "cuda" and num_ranks > torch.cuda.device_count():
-        raise OptionError(f"--ranks {num_ranks}: there are {torch.cuda.device_count()} GPUs; give fewer, or --device cpu")
+        raise UserError(f"--ranks {num_ranks}: there are {torch.cuda.device_count()} GPUs; give fewer, or --device cpu")
     if device == "cpu":
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // max(arguments.ranks)))

@@ -33,7 +33,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
 from engine.data import CropStore, SampleOrder, make_loader
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.throughput import measure_peak_flops
 from engine.training.trainer import DTYPES
@@ -56,7 +56,7 @@ def main() -> int:
             for precision in arguments.precision
         ]
         results = _measure_all(configs, ranks, arguments)
-    except (OptionError, DatasetError) as error:
+    except (UserError, DatasetError) as error:
         sys.stderr.write(f"train_step: {error}\n")
         return 2
     finally:
@@ -95,7 +95,7 @@ def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse
     """
     for config in configs if arguments.breakdown else []:
         if config.train.micro_batches(ranks.world_size)[1] > 1:
-            raise OptionError(
+            raise UserError(
                 f"--breakdown is of one micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too small"
             )
     where = environment()

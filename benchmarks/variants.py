@@ -25,7 +25,7 @@ from engine.models import EncoderOptions, feature_encoder, positional, transform
 from engine.models.functional import AttentionBackend
 from engine.models.positional import FORMULATIONS, PositionalConvolution
 from engine.models.transformer import SelfAttention
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import choose_device
 from engine.training.throughput import forget_peak_memory, peak_memory_bytes
 from engine.training.trainer import DTYPES
@@ -39,7 +39,7 @@ def main() -> int:
     try:
         device = torch.device(choose_device(arguments.device))
         options = load_config([PRESET], arguments.overrides).model
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"variants: {error}\n")
         return 2
     roofline = measure_roofline(device, DTYPES[arguments.precision])

@@ -1,6 +1,6 @@
-"""ECG paper: a page measured in millimetres, at 25 mm/s and 10 mm/mV in true size, and figures saved as files.
+"""ECG paper: a page measured in millimeters, at 25 mm/s and 10 mm/mV in true size, and figures saved as files.
 
-Everything is placed in millimetres from the lower left corner of the page, so that a print can be measured with a ruler.
+Everything is placed in millimeters from the lower left corner of the page, so that a print can be measured with a ruler.
 Figures are made with matplotlib's objects, never with pyplot: no display and no state.
 """
 
@@ -37,7 +37,7 @@ _WINDOW = 50  # samples, 2.5 mm: traces keep clear of each other within this
 
 
 def new_page(width: float, height: float, pixels_per_mm: int) -> tuple[Figure, Axes]:
-    """An empty page of millimetres; whole pixels to the millimetre, so that grid lines fall on them."""
+    """An empty page of millimeters; whole pixels to the millimeter, so that grid lines fall on them."""
     size = (width / _MM_PER_INCH, height / _MM_PER_INCH)
     figure = Figure(figsize=size, dpi=pixels_per_mm * _MM_PER_INCH, facecolor="white")
     FigureCanvasAgg(figure)
@@ -51,14 +51,14 @@ def new_page(width: float, height: float, pixels_per_mm: int) -> tuple[Figure, A
 def baselines(signals: NDArray[np.floating]) -> NDArray[np.float64]:
     """Where the leads lie on sheets that stand side by side.
 
-    Neighbours get the room that their traces take where they come close, in steps of 5 mm, so that zero lines lie on the
+    Neighbors get the room that their traces take where they come close, in steps of 5 mm, so that zero lines lie on the
     coarse grid.
 
     Args:
         signals: [..., C, T] mV at 500 Hz; the leading dimensions are sheets.
 
     Returns:
-        [C + 1]: millimetres from the top of a sheet to each lead's zero, and to its lower edge.
+        [C + 1]: millimeters from the top of a sheet to each lead's zero, and to its lower edge.
     """
     *_, num_leads, num_samples = signals.shape
     windows = np.arange(0, num_samples, _WINDOW)
@@ -76,15 +76,15 @@ def baselines(signals: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def draw_sheet(axes: Axes, left: float, bottom: float, width: float, height: float) -> Rectangle:
-    """A sheet of paper with lines every millimetre, and stronger ones every five."""
+    """A sheet of paper with lines every millimeter, and stronger ones every five."""
     sheet = Rectangle((left, bottom), width, height, facecolor=_PAPER, edgecolor="none", zorder=0)
     axes.add_patch(sheet)
-    for spacing, colour, thickness in ((1.0, _FINE, 0.25), (5.0, _COARSE, 0.45)):
+    for spacing, color, thickness in ((1.0, _FINE, 0.25), (5.0, _COARSE, 0.45)):
         columns = left + np.arange(0, width + 0.5, spacing)
         rows = bottom + np.arange(0, height + 0.5, spacing)
         lines = [[(x, bottom), (x, bottom + height)] for x in columns]
         lines += [[(left, y), (left + width, y)] for y in rows]
-        axes.add_collection(LineCollection(lines, colors=colour, linewidths=thickness, zorder=1), autolim=False)
+        axes.add_collection(LineCollection(lines, colors=color, linewidths=thickness, zorder=1), autolim=False)
     return sheet
 
 

@@ -74,6 +74,6 @@ def _repeated_signals(files: Listing, chunk: PlannedChunk) -> Iterator[Note]:
 
 
 def _rows(files: Listing, number: int, notes: list[Note], num_used: int) -> list[_Row]:
-    reasons = [note.reason for note in notes] if num_used else ["; ".join(note.reason for note in notes if note.is_loss)]
+    reasons = [note.reason for note in notes] if num_used else ["; ".join(note.reason for note in notes if note.is_skipped)]
     path, name = printable(files[number].location), files[number].name
     return [{"path": path, "recording": name, "reason": reason, "num_crops_used": num_used} for reason in reasons]

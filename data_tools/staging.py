@@ -57,15 +57,15 @@ class ChunkTask:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why a recording was not used in whole; ``is_loss`` if crops were lost rather than a part of its description."""
+    """Why a recording was not used in whole; ``is_skipped`` if crops were lost rather than a part of its description."""
 
     recording: int
     reason: str
-    is_loss: bool
+    is_skipped: bool
 
 
 @dataclass
-class Losses:
+class SkipReasons:
     """What one recording lost: crops by category, and at most one error that ended its reading."""
 
     crops: Counter[str] = field(default_factory=Counter)
@@ -140,20 +140,20 @@ def stage_chunk(task: ChunkTask) -> int:
     with atomic_write(crops_path(task.folder, task.number)) as file:
         for number, recording_file in task.recordings:
             num_before = len(rows)
-            losses, description_notes = Losses(), []
-            for recording, crop in usable_crops(source, recording_file, losses):
+            skip_reasons, description_notes = SkipReasons(), []
+            for recording, crop in usable_crops(source, recording_file, skip_reasons):
                 rows.append(_write_crop(file, recording, crop, number, task.seed))
                 description_notes = list(recording.notes)
-            notes += [Note(number, reason, True) for reason in losses.reasons(len(rows) - num_before)]
+            notes += [Note(number, reason, True) for reason in skip_reasons.reasons(len(rows) - num_before)]
             notes += [Note(number, reason, False) for reason in description_notes]
     with atomic_write(notes_path(task.folder, task.number)) as file:
-        file.write(json.dumps([[note.recording, note.reason, note.is_loss] for note in notes]).encode())
+        file.write(json.dumps([[note.recording, note.reason, note.is_skipped] for note in notes]).encode())
     with atomic_write(index_path(task.folder, task.number)) as file:
         np.save(file, np.array(rows, dtype=INDEX_DTYPE))
     return len(task.recordings)
 
 
-def usable_crops(source: Source, file: RecordingFile, losses: Losses) -> Iterator[tuple[Recording, UsableCrop]]:
+def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons) -> Iterator[tuple[Recording, UsableCrop]]:
     """Yields the crops of a recording that can be used, and counts the others.
 
     The errors of reading end here: those of the consumer, which writes, are not seen inside a generator.
@@ -167,15 +167,15 @@ def usable_crops(source: Source, file: RecordingFile, losses: Losses) -> Iterato
                 num_crops += 1
                 usable = _make_crop(block_start + start, crop, sorted(lead_rows))
                 if isinstance(usable, str):
-                    losses.crops[usable] += 1
+                    skip_reasons.crops[usable] += 1
                 else:
                     yield recording, usable
         if not num_crops:
-            losses.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
+            skip_reasons.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
     except RecordingError as error:
-        losses.error = str(error)
+        skip_reasons.error = str(error)
     except Exception as error:  # noqa: BLE001  (whatever one broken file brings about must not stop a build of days)
-        losses.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        skip_reasons.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
 
 
 def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> UsableCrop | str:

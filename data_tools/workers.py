@@ -79,7 +79,7 @@ class Workers:
             # A client that cannot connect is left half-made, and complains when it is collected as garbage. So knock first; in
             # a thread, for this one may be a notebook's, which has an event loop of its own.
             with ThreadPoolExecutor(1) as thread:
-                thread.submit(asyncio.run, _knock(distributed, scheduler)).result()
+                thread.submit(asyncio.run, _probe_scheduler(distributed, scheduler)).result()
             self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
         except (OSError, ValueError, TypeError, ImportError) as error:
             reason = " ".join(str(error).split())
@@ -124,7 +124,7 @@ class Workers:
             raise RuntimeError("a worker process died again and again, perhaps for want of memory; use fewer workers") from None
 
 
-async def _knock(distributed: Any, scheduler: str) -> None:
+async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
     """Connects to a scheduler and says goodbye."""
     arguments = distributed.Security().get_connection_args("client")
     connection = await importlib.import_module("distributed.comm").connect(scheduler, _CONNECT_SECONDS, **arguments)

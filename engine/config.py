@@ -11,7 +11,7 @@ from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from engine.data import DataOptions
 from engine.models import ComputeOptions, EncoderOptions
-from engine.options import OptionError, Options
+from engine.options import Options, UserError
 
 Precision = Literal["bf16", "fp32"]
 
@@ -34,7 +34,7 @@ class OptimizerOptions(Options):
 
 
 class ZeroOptions(Options):
-    """What is partitioned over the ranks: 0 nothing, 1 optimiser states, 2 and gradients, 3 and parameters."""
+    """What is partitioned over the ranks: 0 nothing, 1 optimizer states, 2 and gradients, 3 and parameters."""
 
     stage: Literal[0, 1, 2, 3] = 1
     overlap_comm: bool = True
@@ -82,13 +82,13 @@ class TrainOptions(ComputeOptions):
         ``micro_batch_size=auto`` must have been resolved (:mod:`engine.training.micro_batch`).
 
         Raises:
-            OptionError: if the batch does not divide over the ranks and micro-batches.
+            UserError: if the batch does not divide over the ranks and micro-batches.
         """
         share = self.share(world_size)
         assert self.micro_batch_size != "auto"
         micro = self.micro_batch_size or share
         if share % micro:
-            raise OptionError(
+            raise UserError(
                 f"train.batch_size={self.batch_size} over {world_size} ranks leaves {share} pairs a rank, which "
                 f"train.micro_batch_size={micro} does not divide: take a divisor of {share}"
             )
@@ -98,10 +98,10 @@ class TrainOptions(ComputeOptions):
         """The pairs of a rank in a step.
 
         Raises:
-            OptionError: if the batch does not divide over the ranks.
+            UserError: if the batch does not divide over the ranks.
         """
         if self.batch_size % world_size:
-            raise OptionError(
+            raise UserError(
                 f"train.batch_size={self.batch_size} does not divide over {world_size} ranks: "
                 f"take a multiple of {world_size}, such as {-(-self.batch_size // world_size) * world_size}"
             )

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from engine.config import ObjectiveChoice, RunConfig
 from engine.data import find_leads
 from engine.objectives import OBJECTIVES
-from engine.options import OptionError, Options
+from engine.options import Options, UserError
 
 
 def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConfig:
@@ -28,7 +28,7 @@ def load_config(files: Sequence[Path], overrides: Sequence[str] = ()) -> RunConf
         overrides: ``key.path=value`` words, values in YAML (``zero.stage=2``, ``leads=[I, II]``).
 
     Raises:
-        OptionError: one line that names the file or word, the key, and what would be right.
+        UserError: one line that names the file or word, the key, and what would be right.
     """
     words = [_parse_override(word) for word in overrides]
     _write_out_leads(reduce(_merge, words, _Layers({}, {})))  # refuses words that contradict each other
@@ -68,22 +68,22 @@ def _load_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, _StrictLoader)  # noqa: S506 -- a SafeLoader, only stricter
     except (yaml.YAMLError, ValueError) as error:  # ValueError: what looks like a date and is none
-        raise OptionError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _read(file: Path, parents: tuple[Path, ...]) -> _Layers:
     if file.resolve() in parents:
-        raise OptionError(f"{file}: its chain of 'base:' files comes back to itself")
+        raise UserError(f"{file}: its chain of 'base:' files comes back to itself")
     try:
         text = file.read_text()
     except OSError as error:
         hint = _nearest_file(file) if isinstance(error, FileNotFoundError) else ""
-        raise OptionError(f"{file}: cannot be read: {error.strerror}{hint}") from None
+        raise UserError(f"{file}: cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
-        raise OptionError(f"{file}: not a text file in UTF-8: {error}") from None
+        raise UserError(f"{file}: not a text file in UTF-8: {error}") from None
     values = _load_yaml(text, str(file))
     if not isinstance(values, dict):
-        raise OptionError(f"{file}: must hold a mapping of keys to values, got {type(values).__name__}")
+        raise UserError(f"{file}: must hold a mapping of keys to values, got {type(values).__name__}")
     base = values.pop("base", None)
     own = _write_out_leads(_Layers(values, {leaf: str(file) for leaf in _leaves(values)}))
     if base is None:
@@ -94,7 +94,7 @@ def _read(file: Path, parents: tuple[Path, ...]) -> _Layers:
 def _parse_override(word: str) -> _Layers:
     key, equals, text = word.partition("=")
     if not equals or not all(key.split(".")):
-        raise OptionError(f"'{word}': an override is written key.path=value, such as train.steps=100")
+        raise UserError(f"'{word}': an override is written key.path=value, such as train.steps=100")
     values = _load_yaml(text, f"'{word}'")
     for part in reversed(key.split(".")):
         values = {part: values}
@@ -108,7 +108,7 @@ def _write_out_leads(layer: _Layers) -> _Layers:
         return layer
     leads, source = layer.values["leads"], layer.source("leads")
     if data.get("leads", leads) != leads:
-        raise OptionError(
+        raise UserError(
             f"{source}: leads={leads} is short for data.leads, which {layer.source('data.leads')} sets to {data['leads']}: "
             f"give one of them"
         )
@@ -150,24 +150,24 @@ def _validate(layers: _Layers) -> RunConfig:
     if "num_leads" not in config.model.model_fields_set:
         config = config.model_copy(update={"model": config.model.model_copy(update={"num_leads": num_leads})})
     if config.model.num_leads != num_leads:
-        raise OptionError(
+        raise UserError(
             f"{layers.source('model.num_leads')}: model.num_leads={config.model.num_leads}, but data.leads gives {num_leads}: "
             f"leave model.num_leads out, it follows from the leads"
         )
     try:
         OBJECTIVES[config.objective.name].check_encoder(config.model)
-    except OptionError as error:
-        raise OptionError(f"{layers.source('data.leads')}: {error}") from None
+    except UserError as error:
+        raise UserError(f"{layers.source('data.leads')}: {error}") from None
     return config
 
 
 def _objective(layers: _Layers) -> ObjectiveChoice:
     section = layers.values.get("objective")
     if not isinstance(section, dict) or "name" not in section:
-        raise OptionError(f"{layers.source('objective')}: objective.name is missing; known: {', '.join(OBJECTIVES)}")
+        raise UserError(f"{layers.source('objective')}: objective.name is missing; known: {', '.join(OBJECTIVES)}")
     name = section["name"]
     if not isinstance(name, str) or name not in OBJECTIVES:
-        raise OptionError(
+        raise UserError(
             f"{layers.source('objective.name')}: objective.name: no objective is called '{name}'"
             f"{_nearest(str(name), OBJECTIVES)}"
         )
@@ -179,7 +179,7 @@ def _objective(layers: _Layers) -> ObjectiveChoice:
     return ObjectiveChoice(name=name, options=options)
 
 
-def _config_error(error: ValidationError, root: type[Options], layers: _Layers, prefix: tuple[str, ...]) -> OptionError:
+def _config_error(error: ValidationError, root: type[Options], layers: _Layers, prefix: tuple[str, ...]) -> UserError:
     """Turns pydantic's report into one line; of several mistakes it tells the first and counts the others."""
     mistakes = error.errors()
     first = mistakes[0]
@@ -198,7 +198,7 @@ def _config_error(error: ValidationError, root: type[Options], layers: _Layers, 
     else:
         text = f"{first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
-    return OptionError(f"{where}: {text}{more}")
+    return UserError(f"{where}: {text}{more}")
 
 
 def _fields(model: type[Options], location: Sequence[int | str]) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
-from engine.options import OptionError
+from engine.options import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         notes = convert(options)
-    except OptionError as error:
+    except UserError as error:
         sys.stderr.write(f"convert: {error}\n")
         return EXIT_USAGE
     except OSError as error:

@@ -20,7 +20,7 @@ from data_tools.leads import LEADS
 from engine.data.options import find_leads
 from engine.inference import Embedder, Summary, check_output, embed_input
 from engine.models import load
-from engine.options import OptionError
+from engine.options import UserError
 
 _EXIT_INCOMPLETE = 1
 _MAX_THREADS = 4
@@ -127,7 +127,7 @@ def _positive(text: str) -> int:
 
 def _choose_device(demand: str) -> str:
     if demand == "cuda" and not torch.cuda.is_available():
-        raise OptionError("--device cuda: no GPU is visible to PyTorch; take --device auto or mend the driver")
+        raise UserError("--device cuda: no GPU is visible to PyTorch; take --device auto or mend the driver")
     return "cuda" if demand != "cpu" and torch.cuda.is_available() else "cpu"
 
 

@@ -29,12 +29,12 @@ class Options(BaseModel):
         return value
 
 
-class OptionError(ValueError):
+class UserError(ValueError):
     """A mistake in what the user asked for; the message is one line that says what, where, and what to do.
 
     In a run of several ranks all of them raise it together, and the first one tells the user.
     """
 
 
-class RankError(OptionError):
+class RankError(UserError):
     """The same, where it may show on some ranks only, such as a shard that can no longer be read: each of them tells."""

@@ -20,12 +20,12 @@ from data_tools.files import write_text
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
 from engine.config_files import load_config
-from engine.options import OptionError, RankError
+from engine.options import RankError, UserError
 from engine.training.distributed import Ranks, choose_device, has_lost_a_rank, leave, start, stop
+from engine.training.metric_writers import make_metric_writers, read_rows
 from engine.training.run_folder import claim
 from engine.training.setup import prepare
-from engine.training.sinks import make_sinks, read_rows
-from engine.training.summary import align, summarise, write_summary
+from engine.training.summary import align, summarize, write_summary
 from engine.training.trainer import Trainer, TrainingStoppedError
 
 _EXAMPLE = """example:
@@ -42,7 +42,7 @@ def main() -> int:
             sys.stdout.write(config.to_yaml())
             return 0
         ranks = start(choose_device(config.train.device))
-    except OptionError as error:
+    except UserError as error:
         return _fail(error, speak=arguments.local_rank in {-1, 0})
     try:
         _run(config, ranks)
@@ -53,7 +53,7 @@ def main() -> int:
         status = 143
     except RankError as error:
         leave(_fail(error, speak=True))
-    except (OptionError, DatasetError) as error:
+    except (UserError, DatasetError) as error:
         status = _fail(error, speak=ranks.is_main)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
@@ -101,23 +101,23 @@ def _run(config: RunConfig, ranks: Ranks) -> None:
     # PyTorch's compiler calls functions that PyTorch itself has deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
     held: list[TextIO] = []
-    ranks.first(lambda: held.append(claim(config.output_dir)))
+    ranks.on_main_rank(lambda: held.append(claim(config.output_dir)))
     trainer = prepare(config, ranks)
     config = trainer.config
-    ranks.first(lambda: _open_outputs(config, ranks, trainer))
+    ranks.on_main_rank(lambda: _open_outputs(config, ranks, trainer))
     try:
         trainer.run()
     finally:
-        for sink in trainer.sinks:
-            sink.close()
+        for writer in trainer.metric_writers:
+            writer.close()
         trainer.close()
-    ranks.first(lambda: _conclude(config, ranks, trainer))
+    ranks.on_main_rank(lambda: _conclude(config, ranks, trainer))
 
 
 def _open_outputs(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
     write_text(config.output_dir / "config.yaml", config.to_yaml())
     sys.stderr.write(_describe(config, ranks, trainer) + "\n")
-    trainer.sinks = make_sinks(config, trainer.info.step, trainer.num_steps)
+    trainer.metric_writers = make_metric_writers(config, trainer.info.step, trainer.num_steps)
 
 
 def _describe(config: RunConfig, ranks: Ranks, trainer: Trainer) -> str:
@@ -144,7 +144,7 @@ def _conclude(config: RunConfig, ranks: Ranks, trainer: Trainer) -> None:
         # Another run's checkpoint that is as far as this one was to go.
         sys.stdout.write(f"done: step {trainer.progress.step} of {trainer.num_steps}, nothing was left to train\n")
         return
-    summary = summarise(
+    summary = summarize(
         metrics,
         num_crops=trainer.stores["train"].num_crops,
         world_size=ranks.world_size,

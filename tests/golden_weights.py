@@ -1,4 +1,4 @@
-"""The golden W2V+CMSC models (shared/golden): their arrays, and their weights under this engine's names."""
+"""The golden W2V+CMSC models (tests/golden): their arrays, and their weights under this engine's names."""
 
 from pathlib import Path
 
@@ -11,13 +11,14 @@ from engine.models import Encoder, EncoderOptions
 from engine.models.feature_encoder import FeatureNorm
 from engine.objectives import W2VCMSC, CMSCOptions, PretrainingModel, W2VCMSCOptions, W2VDraws, W2VOptions
 
+GOLDEN = Path(__file__).parent / "golden"
 NUM_BLOCKS = 2
 NUM_CODEBOOKS = 2
 
 
-def load_golden(folder: Path, norm: str) -> dict[str, Tensor]:
+def load_golden(norm: str) -> dict[str, Tensor]:
     """All arrays of one golden model as tensors; the weights are those under ``sd/``."""
-    with np.load(folder / f"w2v_cmsc_{norm}.npz") as arrays:
+    with np.load(GOLDEN / f"w2v_cmsc_{norm}.npz") as arrays:
         return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
 
 

@@ -80,7 +80,7 @@ def write_table(folder: Path, num_crops: int) -> Dataset:
 
 
 def _shard_tables(num_crops: int) -> Iterator[pa.Table]:
-    # A large prime takes neighbours far apart, as the shuffle of a build does.
+    # A large prime takes neighbors far apart, as the shuffle of a build does.
     step = 2_147_483_647
     same: dict[str, list[Any]] = {
         "split": [SPLIT],

@@ -126,7 +126,7 @@ def _check_patients(path: Path, patients: ExternalSort, splits: list[str]) -> It
         num_shared, example = 0, 0
         last = np.empty((0, _HASH_WORDS + 2), np.uint64)
         for rows, is_first, _ in patients.groups(_HASH_WORDS + 1):
-            # One row for each patient and split; of these two splits, so that a shared patient's rows are neighbours.
+            # One row for each patient and split; of these two splits, so that a shared patient's rows are neighbors.
             distinct = np.concatenate([last, rows[is_first & np.isin(rows[:, _HASH_WORDS], (first, second))]])
             is_shared = (distinct[1:, :_HASH_WORDS] == distinct[:-1, :_HASH_WORDS]).all(axis=1)
             if is_shared.any() and not num_shared:

@@ -20,7 +20,7 @@ import numpy as np
 
 from data_tools.vcg import FloatArray
 
-# A Gaussian wave counts as begun and ended this many of its widths from its centre (4 % of its height).
+# A Gaussian wave counts as begun and ended this many of its widths from its center (4 % of its height).
 ONSET_WIDTHS = 2.5
 
 
@@ -29,40 +29,40 @@ class Waves:
     """K Gaussian waves of the heart vector.
 
     Attributes:
-        vector: [K, 3] direction and height at the centre, mV.
-        centre: [K] seconds from the reference instant of the group (said where a group is made).
-        rise: [K] standard deviation before the centre, seconds.
-        fall: [K] standard deviation after the centre, seconds.
+        vector: [K, 3] direction and height at the center, mV.
+        center: [K] seconds from the reference instant of the group (said where a group is made).
+        rise: [K] standard deviation before the center, seconds.
+        fall: [K] standard deviation after the center, seconds.
     """
 
     vector: FloatArray
-    centre: FloatArray
+    center: FloatArray
     rise: FloatArray
     fall: FloatArray
 
     @classmethod
     def of(cls, rows: Sequence[tuple[float, float, float, float, float, float]]) -> Self:
-        """Makes waves of rows (x, y, z in mV; centre, rise, fall in milliseconds)."""
+        """Makes waves of rows (x, y, z in mV; center, rise, fall in milliseconds)."""
         table = np.array(rows, dtype=np.float64)
         return cls(table[:, :3], table[:, 3] / 1e3, table[:, 4] / 1e3, table[:, 5] / 1e3)
 
     def stretched(self, factor: float) -> "Waves":
         """The same waves, slower by a factor about the reference instant."""
-        return Waves(self.vector, self.centre * factor, self.rise * factor, self.fall * factor)
+        return Waves(self.vector, self.center * factor, self.rise * factor, self.fall * factor)
 
     def shifted(self, seconds: float) -> "Waves":
         """The same waves, later."""
-        return Waves(self.vector, self.centre + seconds, self.rise, self.fall)
+        return Waves(self.vector, self.center + seconds, self.rise, self.fall)
 
     def turned(self, rotation: FloatArray) -> "Waves":
         """The same waves with every vector multiplied by a [3, 3] matrix."""
-        return Waves(self.vector @ rotation.T, self.centre, self.rise, self.fall)
+        return Waves(self.vector @ rotation.T, self.center, self.rise, self.fall)
 
     def joined(self, other: "Waves") -> "Waves":
         """Both groups of waves as one."""
         return Waves(
             np.concatenate([self.vector, other.vector]),
-            np.concatenate([self.centre, other.centre]),
+            np.concatenate([self.center, other.center]),
             np.concatenate([self.rise, other.rise]),
             np.concatenate([self.fall, other.fall]),
         )
@@ -70,27 +70,27 @@ class Waves:
     @property
     def end(self) -> float:
         """When the last wave has ended, seconds."""
-        return float(np.max(self.centre + ONSET_WIDTHS * self.fall))
+        return float(np.max(self.center + ONSET_WIDTHS * self.fall))
 
     def at(self, seconds: FloatArray) -> FloatArray:
         """The heart vector [3, T] in mV at the instants [T]."""
-        offset = seconds - self.centre[:, None]
+        offset = seconds - self.center[:, None]
         width = np.where(offset < 0, self.rise[:, None], self.fall[:, None])
         return self.vector.T @ np.exp(-0.5 * np.square(offset / width))
 
 
 @dataclass(frozen=True)
 class Ventricles:
-    """How the ventricles depolarise and repolarise when excited from one place.
+    """How the ventricles depolarize and repolarize when excited from one place.
 
     Attributes:
         qrs: waves from the onset of the QRS.
-        repolarisation: ST segment and T wave, from the end of the T wave (so before zero), at a cycle of 1 s.
+        repolarization: ST segment and T wave, from the end of the T wave (so before zero), at a cycle of 1 s.
         qt_extra: by how much the slow QRS prolongs QT, seconds.
     """
 
     qrs: Waves
-    repolarisation: Waves
+    repolarization: Waves
     qt_extra: float
 
 
@@ -127,7 +127,7 @@ class Anatomy:
         source = self.ectopic if ectopic else self.ventricles
         stretch = float(np.cbrt(cycle))
         t_end = self.qt_interval * stretch + source.qt_extra
-        return source.qrs.joined(source.repolarisation.stretched(stretch).shifted(t_end))
+        return source.qrs.joined(source.repolarization.stretched(stretch).shifted(t_end))
 
 
 _Rows = list[tuple[float, float, float, float, float, float]]
@@ -192,7 +192,7 @@ def _varied(rng: np.random.Generator, waves: Waves, direction: float = 0.14, siz
     num_waves = len(turned)
     height = np.exp(rng.normal(0, size, num_waves))
     width = np.exp(rng.normal(0, 0.04, num_waves))
-    return Waves(turned * height[:, None], waves.centre, waves.rise * width, waves.fall * width)
+    return Waves(turned * height[:, None], waves.center, waves.rise * width, waves.fall * width)
 
 
 def _ectopic(rng: np.random.Generator) -> Ventricles:
@@ -207,8 +207,8 @@ def _ectopic(rng: np.random.Generator) -> Ventricles:
         np.array([0.016, 0.022, 0.022]),
     )
     against = np.stack([-rng.uniform(0.35, 0.5) * away, -0.14 * away])
-    repolarisation = Waves(against, np.array([-0.085, -0.2]), np.array([0.062, 0.05]), np.array([0.042, 0.055]))
-    return Ventricles(qrs.stretched(rng.uniform(0.9, 1.08)), repolarisation, qt_extra=0.06)
+    repolarization = Waves(against, np.array([-0.085, -0.2]), np.array([0.062, 0.05]), np.array([0.042, 0.055]))
+    return Ventricles(qrs.stretched(rng.uniform(0.9, 1.08)), repolarization, qt_extra=0.06)
 
 
 def draw_anatomy(rng: np.random.Generator, conduction: str, female: bool) -> Anatomy:
@@ -230,10 +230,10 @@ def draw_anatomy(rng: np.random.Generator, conduction: str, female: bool) -> Ana
     qrs = _varied(rng, Waves.of(qrs_rows))
     target = rng.uniform(0.140, 0.164) if blocked else rng.uniform(0.082, 0.100) - (0.004 if female else 0)
     qrs = qrs.stretched(target / qrs.end)
-    repolarisation = _varied(rng, Waves.of(t_rows), direction=0.2, size=0.25)
+    repolarization = _varied(rng, Waves.of(t_rows), direction=0.2, size=0.25)
     return Anatomy(
         atria=_varied(rng, Waves.of(_ATRIA), size=0.2).turned(orientation),
-        ventricles=Ventricles(qrs.turned(turn), repolarisation.turned(turn), qt_extra=0.045 if blocked else 0.0),
+        ventricles=Ventricles(qrs.turned(turn), repolarization.turned(turn), qt_extra=0.045 if blocked else 0.0),
         ectopic=_ectopic(rng),
         pr_interval=float(rng.uniform(0.225, 0.31) if conduction == "slow" else rng.uniform(0.13, 0.18)),
         qt_interval=float(rng.normal(0.405 if female else 0.395, 0.012)),

@@ -53,7 +53,7 @@ def make_loader(
         The loader, at the beginning of the stream.
 
     Raises:
-        OptionError: a device that is not there, a loader that is not installed, numbers that do not fit together.
+        UserError: a device that is not there, a loader that is not installed, numbers that do not fit together.
     """
     device = torch.device(device)
     name: str = options.loader

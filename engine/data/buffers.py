@@ -40,7 +40,7 @@ class BufferPool:
         return array
 
 
-class UnderWay:
+class InFlightCopies:
     """Keeps memory from being reused while a CUDA device may still be copying from it; on other devices does nothing.
 
     Args:

@@ -17,11 +17,11 @@ from torch.utils.dlpack import from_dlpack
 
 from engine.data.array_ops import dali_module
 from engine.data.batch import Batch
-from engine.data.buffers import UnderWay
+from engine.data.buffers import InFlightCopies
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch, RawReader
 from engine.data.transform import NUM_SEGMENTS, Draws, Transform
-from engine.options import OptionError
+from engine.options import UserError
 
 # Batches under way in the pipeline: one being transformed while another waits for the training step.
 _QUEUE_DEPTH = 2
@@ -40,7 +40,7 @@ class DaliLoader(Loader):
     """Loads with DALI, on the CPU or on a CUDA device.
 
     Raises:
-        OptionError: DALI is not installed, or has no support for the device.
+        UserError: DALI is not installed, or has no support for the device.
     """
 
     name = "dali"
@@ -48,21 +48,21 @@ class DaliLoader(Loader):
     def __init__(self, setup: LoaderSetup) -> None:
         super().__init__(setup)
         if not is_dali_installed():
-            raise OptionError(
+            raise UserError(
                 "data.loader=dali, but DALI is not installed; pip install nvidia-dali-cuda130 (CUDA 12: nvidia-dali-cuda120), "
                 "or set data.loader=torch"
             )
         if setup.device.type not in {"cpu", "cuda"}:
-            raise OptionError(f"DALI has no support for device '{setup.device}'; set data.loader=torch")
+            raise UserError(f"DALI has no support for device '{setup.device}'; set data.loader=torch")
         self._source = _Source(setup)
         self._pipeline = _build_pipeline(setup, self._source)
-        self._under_way = UnderWay(setup.device)
+        self._in_flight = InFlightCopies(setup.device)
 
     def _load(self) -> Batch:
         while True:
             segments = self._run()
             generation, raw, _ = self._source.fed.popleft()
-            self._under_way.hold(raw.signals)
+            self._in_flight.hold(raw.signals)
             # After a seek, what was in the pipeline before it comes out first.
             if generation == self._source.generation:
                 return self._make_batch(segments, raw)

@@ -15,13 +15,13 @@ from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
 from engine.data.reader import RawBatch, RawReader, ReadAhead
 from engine.data.transform import Transform
-from engine.options import OptionError
+from engine.options import UserError
 
 STATE_VERSION = 2
 _Loaded = TypeVar("_Loaded")
 
 
-class LoaderStateError(OptionError):
+class LoaderStateError(UserError):
     """A loader state that does not belong to this dataset or this run."""
 
 
@@ -57,20 +57,20 @@ class LoaderSetup:
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.prefetch < 1 or self.num_threads < 1:
-            raise OptionError(
+            raise UserError(
                 "a loader needs batch_size, prefetch and num_threads >= 1, got "
                 f"{self.batch_size}, {self.prefetch} and {self.num_threads}"
             )
         if not 0 <= self.rank < self.world_size:
-            raise OptionError(f"rank {self.rank} is not one of {self.world_size} ranks")
+            raise UserError(f"rank {self.rank} is not one of {self.world_size} ranks")
         if self.order.num_samples != self.store.num_crops:
-            raise OptionError(
+            raise UserError(
                 f"the sample order is of {self.order.num_samples} crops, split '{self.store.split}' has {self.store.num_crops}"
             )
         if self.order.seed != self.seed:
-            raise OptionError(f"the sample order has seed {self.order.seed}, the loader {self.seed}; give both the run's")
+            raise UserError(f"the sample order has seed {self.order.seed}, the loader {self.seed}; give both the run's")
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise OptionError(f"device '{self.device}' was asked for, but no CUDA device is visible; set train.device=cpu")
+            raise UserError(f"device '{self.device}' was asked for, but no CUDA device is visible; set train.device=cpu")
 
     def make_raw_reader(self) -> RawReader:
         """A reader of raw batches, for any place of the stream."""

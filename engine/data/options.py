@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
 from engine.data.augmentations import AugmentationOptions
-from engine.options import OptionError, Options
+from engine.options import Options, UserError
 
 
 class DataOptions(Options):
@@ -50,7 +50,7 @@ class DataOptions(Options):
     @model_validator(mode="after")
     def _check_masking(self) -> Self:
         if self.augmentations.random_lead_masking is not None and len(find_leads(self.leads)) == 1:
-            raise OptionError(
+            raise UserError(
                 "random lead masking needs two leads or more: of a single one it would leave nothing in half of the segments; "
                 "set data.augmentations.random_lead_masking=null"
             )
@@ -67,22 +67,22 @@ def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
         Ascending row numbers, that is in the order of LEADS.
 
     Raises:
-        OptionError: a number without a combination, a name that is none or stands twice, or no name at all.
+        UserError: a number without a combination, a name that is none or stands twice, or no name at all.
     """
     if isinstance(leads, int):
         if leads not in LEAD_COMBINATIONS:
             numbers = ", ".join(map(str, LEAD_COMBINATIONS))
-            raise OptionError(f"no combination of {leads} leads; there are {numbers}, or give the names")
+            raise UserError(f"no combination of {leads} leads; there are {numbers}, or give the names")
         names = LEAD_COMBINATIONS[leads]
     else:
         names = tuple(_find_lead(name) for name in leads)
         if not names or len(set(names)) < len(names):
-            raise OptionError(f"leads must be named, each once; got {list(leads)}")
+            raise UserError(f"leads must be named, each once; got {list(leads)}")
     return tuple(sorted(LEADS.index(name) for name in names))
 
 
 def _find_lead(name: str) -> str:
     canonical = canonical_lead(name)
     if canonical is None:
-        raise OptionError(f"no lead '{name}'; there are {', '.join(LEADS)}")
+        raise UserError(f"no lead '{name}'; there are {', '.join(LEADS)}")
     return canonical

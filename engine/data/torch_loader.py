@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.allocator import keep_freed_memory
 from engine.data.batch import Batch
-from engine.data.buffers import BufferPool, UnderWay
+from engine.data.buffers import BufferPool, InFlightCopies
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch
 from engine.data.transform import Draws
@@ -64,7 +64,7 @@ class _Stages:
         self._transform = setup.transform
         self._read = setup.make_raw_reader()
         self._buffers = BufferPool(setup.transform.output_shape(setup.batch_size), torch.float32)
-        self._under_way = UnderWay(setup.device)
+        self._in_flight = InFlightCopies(setup.device)
 
     def load(self, start: int) -> _Loaded:
         """Reads a batch and, if it stays on the CPU, transforms it; runs in a thread."""
@@ -82,5 +82,5 @@ class _Stages:
             return loaded.raw, loaded.segments
         signals = torch.from_numpy(loaded.raw.signals).to(self._device, non_blocking=True)
         segments = self._transform.apply_on_device(signals, loaded.draws)
-        self._under_way.hold(loaded.raw.signals)
+        self._in_flight.hold(loaded.raw.signals)
         return loaded.raw, segments

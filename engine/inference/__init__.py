@@ -8,7 +8,7 @@ run.py          all of it together
 """
 
 from engine.inference.embedder import Embedder
-from engine.inference.inputs import Crop, Done, Input, Loss, open_input
+from engine.inference.inputs import Crop, Done, Input, Skipped, open_input
 from engine.inference.run import Summary, check_output, embed_input
 from engine.inference.store import EmbeddingStore
 
@@ -18,7 +18,7 @@ __all__ = [
     "Embedder",
     "EmbeddingStore",
     "Input",
-    "Loss",
+    "Skipped",
     "Summary",
     "check_output",
     "embed_input",

@@ -16,7 +16,7 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 from engine.inference.inputs import Crop
 from engine.models import ModelConfig, PretrainedModel
 from engine.models.pretrained import zscore_per_lead
-from engine.options import OptionError
+from engine.options import UserError
 
 Precision = Literal["fp32", "bf16"]
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -37,7 +37,7 @@ class Embedder:
         width: D.
 
     Raises:
-        OptionError: a lead that the model does not take, or a model of another sampling rate or of longer segments.
+        UserError: a lead that the model does not take, or a model of another sampling rate or of longer segments.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Embedder:
     def __call__(self, crops: Sequence[Crop]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Embeds crops.
 
-        The normalisation is that of the model's configuration, over the valid samples of a crop (for a recording of 10 s,
+        The normalization is that of the model's configuration, over the valid samples of a crop (for a recording of 10 s,
         over the whole of it, as in the training of models with z-scores).
 
         Args:
@@ -89,7 +89,7 @@ class Embedder:
         return embeddings, num_segments
 
     def _embed(self, segments: Tensor) -> NDArray[np.float32]:
-        """Whole, normalised segments [B, C, T] -> [B, D]."""
+        """Whole, normalized segments [B, C, T] -> [B, D]."""
         context = self._model.encoder(segments.to(self._dtype)).context
         embeddings: NDArray[np.float32] = context.mean(1, dtype=torch.float32).cpu().numpy()
         return embeddings
@@ -97,10 +97,10 @@ class Embedder:
 
 def _check_model(config: ModelConfig) -> None:
     if config.sampling_rate != SAMPLING_RATE:
-        raise OptionError(f"the model takes {config.sampling_rate} Hz; only models of {SAMPLING_RATE} Hz can embed crops")
+        raise UserError(f"the model takes {config.sampling_rate} Hz; only models of {SAMPLING_RATE} Hz can embed crops")
     if config.segment_samples > CROP_SAMPLES:
         longest = CROP_SAMPLES / SAMPLING_RATE
-        raise OptionError(
+        raise UserError(
             f"the model takes segments of {config.segment_samples} samples; a crop has {CROP_SAMPLES} ({longest:g} s)"
         )
 
@@ -108,7 +108,7 @@ def _check_model(config: ModelConfig) -> None:
 def _choose_leads(config: ModelConfig, leads: Sequence[str] | None) -> tuple[str, ...]:
     surplus = [lead for lead in leads or () if lead not in config.leads]
     if surplus:
-        raise OptionError(
+        raise UserError(
             f"the model takes the leads {', '.join(config.leads)}, and not {', '.join(surplus)}: ask for some of its leads"
         )
     return tuple(config.leads if leads is None else leads)

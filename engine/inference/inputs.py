@@ -18,8 +18,8 @@ from data_tools.shards.manifest import MANIFEST_FILE, SHARDS_FOLDER, DatasetErro
 from data_tools.shards.tar import read_signal
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
-from data_tools.staging import Losses, crop_key, usable_crops
-from engine.options import OptionError
+from data_tools.staging import SkipReasons, crop_key, usable_crops
+from engine.options import UserError
 
 _COLUMNS = ("key", "shard", "offset", "num_valid_samples", "leads")
 _CROPS_PER_UNIT = 16
@@ -46,7 +46,7 @@ class Crop:
 
 
 @dataclass(frozen=True)
-class Loss:
+class Skipped:
     """Something that could not be embedded: where, and why."""
 
     where: str
@@ -75,7 +75,7 @@ class Input:
     total: int
     unit: str
     parts: Callable[[], Iterator[Any]]
-    read: Callable[[Any], Iterator[Crop | Loss | Done]]
+    read: Callable[[Any], Iterator[Crop | Skipped | Done]]
     close: Callable[[], None]
 
 
@@ -88,16 +88,16 @@ def open_input(path: Path, split: str | None, scratch: Path) -> Input:
         scratch: folder for scratch files.
 
     Raises:
-        OptionError: no such folder, or a split of what is no dataset.
+        UserError: no such folder, or a split of what is no dataset.
         DatasetError: a dataset that cannot be used, or that lacks the split.
         ValueError: a folder without recordings.
     """
     if not path.is_dir():
-        raise OptionError(f"{path}: no such folder; give that of a dataset, or one that holds WFDB recordings (.hea)")
+        raise UserError(f"{path}: no such folder; give that of a dataset, or one that holds WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
         return _open_dataset(path, split)
     if split is not None:
-        raise OptionError(f"{path}: has no {MANIFEST_FILE}, so it is no dataset and has no split '{split}'; leave --split out")
+        raise UserError(f"{path}: has no {MANIFEST_FILE}, so it is no dataset and has no split '{split}'; leave --split out")
     return _open_recordings(path, scratch)
 
 
@@ -116,7 +116,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
                 for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
                     yield batch.to_pylist()
 
-    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Loss | Done]:
+    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | Done]:
         for row in rows:
             shard = path / SHARDS_FOLDER / row["shard"]
             try:
@@ -135,23 +135,23 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
     source: Source = make_source(_WFDB_SOURCE)
     listing = Listing(scratch / _LISTING_FILE, source.find([path]))
 
-    def parts() -> Iterator[RecordingFile | Loss]:
+    def parts() -> Iterator[RecordingFile | Skipped]:
         for number, original in listing.repeats():
             reason = f"has the name of another recording, {printable(listing[original].location)}"
-            yield Loss(printable(listing[number].location), reason)
+            yield Skipped(printable(listing[number].location), reason)
         for _, file in listing.distinct():
             yield file
 
-    def read(part: RecordingFile | Loss) -> Iterator[Crop | Loss | Done]:
-        if isinstance(part, Loss):
+    def read(part: RecordingFile | Skipped) -> Iterator[Crop | Skipped | Done]:
+        if isinstance(part, Skipped):
             yield part
         else:
-            losses, num_crops = Losses(), 0
-            for recording, crop in usable_crops(source, part, losses):
+            skip_reasons, num_crops = SkipReasons(), 0
+            for recording, crop in usable_crops(source, part, skip_reasons):
                 num_crops += 1
                 yield Crop(crop_key(recording, crop), crop.signal, crop.num_valid_samples, recording.leads)
-            for reason in losses.reasons(num_crops):
-                yield Loss(printable(part.location), reason)
+            for reason in skip_reasons.reasons(num_crops):
+                yield Skipped(printable(part.location), reason)
         yield Done(1)
 
     return Input(len(listing), "rec", parts, read, listing.close)

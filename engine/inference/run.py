@@ -10,10 +10,10 @@ from pathlib import Path
 from tqdm import tqdm
 
 from engine.inference.embedder import Embedder
-from engine.inference.inputs import Crop, Input, Loss, open_input
+from engine.inference.inputs import Crop, Input, Skipped, open_input
 from engine.inference.read_ahead import read_in_order
 from engine.inference.store import EmbeddingStore
-from engine.options import OptionError
+from engine.options import UserError
 
 _SUFFIX = ".npz"
 
@@ -61,7 +61,7 @@ def embed_input(
         report: takes a line for each thing that could not be embedded, at the end.
 
     Raises:
-        OptionError: an input or output that cannot be, or nothing that could be embedded.
+        UserError: an input or output that cannot be, or nothing that could be embedded.
         DatasetError: a dataset that cannot be used.
         ValueError: a folder without recordings.
         OSError: a file that cannot be written.
@@ -73,10 +73,10 @@ def embed_input(
         EmbeddingStore(scratch, embedder.num_segments, embedder.width) as store,
     ):
         summary = _fill(store, embedder, source, batch_size, num_threads)
-        for where, reason in store.losses():
+        for where, reason in store.skipped():
             report(f"{where}: {reason}")
         if not len(store):
-            raise OptionError(f"{path}: nothing could be embedded ({summary.num_lost} problems, above); {out} was not written")
+            raise UserError(f"{path}: nothing could be embedded ({summary.num_lost} problems, above); {out} was not written")
         store.write(out)
     return summary
 
@@ -85,14 +85,14 @@ def check_output(out: Path) -> None:
     """Refuses a file that cannot be written, before any work is done.
 
     Raises:
-        OptionError: another suffix, a folder of that name, or no folder to write it to.
+        UserError: another suffix, a folder of that name, or no folder to write it to.
     """
     if out.suffix != _SUFFIX:
-        raise OptionError(f"cannot write embeddings to {out}: the name must end in {_SUFFIX}")
+        raise UserError(f"cannot write embeddings to {out}: the name must end in {_SUFFIX}")
     if out.is_dir():
-        raise OptionError(f"{out}: is a folder; give the name of a file")
+        raise UserError(f"{out}: is a folder; give the name of a file")
     if not out.parent.is_dir():
-        raise OptionError(f"{out.parent}: no such folder; make it, or write elsewhere")
+        raise UserError(f"{out.parent}: no such folder; make it, or write elsewhere")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _scratch_folder(out: Path) -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:
-        raise OptionError(f"{out.parent}: cannot be written to ({error.strerror}); write elsewhere") from None
+        raise UserError(f"{out.parent}: cannot be written to ({error.strerror}); write elsewhere") from None
     with folder as name:
         yield Path(name)
 
@@ -120,7 +120,7 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
             batch.clear()
 
     def lose(where: str, reason: str) -> None:
-        store.add_loss(where, reason)
+        store.add_skipped(where, reason)
         summary.num_lost += 1
 
     def take(crop: Crop) -> None:
@@ -139,7 +139,7 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
         for item in items:
             if isinstance(item, Crop):
                 take(item)
-            elif isinstance(item, Loss):
+            elif isinstance(item, Skipped):
                 lose(item.where, item.reason)
             else:
                 bar.update(item.count)

@@ -38,7 +38,7 @@ class EmbeddingStore:
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute("CREATE TABLE crops (key TEXT PRIMARY KEY, place INTEGER, num_segments INTEGER) WITHOUT ROWID")
-        self._database.execute("CREATE TABLE losses (place TEXT, reason TEXT)")
+        self._database.execute("CREATE TABLE skipped (place TEXT, reason TEXT)")
         self._num_crops = 0
 
     def __enter__(self) -> Self:
@@ -72,13 +72,13 @@ class EmbeddingStore:
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
         self._num_crops += len(keys)
 
-    def add_loss(self, where: str, reason: str) -> None:
+    def add_skipped(self, where: str, reason: str) -> None:
         """Notes what could not be embedded."""
-        self._database.execute("INSERT INTO losses VALUES (?, ?)", (where, reason))
+        self._database.execute("INSERT INTO skipped VALUES (?, ?)", (where, reason))
 
-    def losses(self) -> Iterator[tuple[str, str]]:
+    def skipped(self) -> Iterator[tuple[str, str]]:
         """What could not be embedded, in the order in which it was noted: where, and why."""
-        yield from self._database.execute("SELECT place, reason FROM losses ORDER BY rowid")
+        yield from self._database.execute("SELECT place, reason FROM skipped ORDER BY rowid")
 
     def write(self, out: Path) -> None:
         """Writes the .npz file, which appears whole or not at all.

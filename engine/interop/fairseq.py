@@ -26,7 +26,7 @@ from engine.interop.native import empty_tensors, load_tensors, save_model
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models import ModelConfig
 from engine.models.pretrained import Normalization, check_free, compare_shapes
-from engine.options import OptionError
+from engine.options import UserError
 
 _MASK = "encoder.mask_embedding.embedding"
 _PROJECTION = "encoder.feature_projection"
@@ -53,7 +53,7 @@ def import_fairseq(
         Lines for the user: what was ignored and why, and what had to be assumed.
 
     Raises:
-        OptionError: one line; nothing was written.
+        UserError: one line; nothing was written.
     """
     check_free(folder)
     content = read_torch_file(checkpoint)
@@ -68,7 +68,7 @@ def import_fairseq(
 
 def _weights(checkpoint: Path, content: Any) -> dict[str, Tensor]:
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping) or content.get("cfg") is None:
-        raise OptionError(f"{checkpoint}: is no checkpoint of fairseq-signals, which holds 'cfg' and 'model'")
+        raise UserError(f"{checkpoint}: is no checkpoint of fairseq-signals, which holds 'cfg' and 'model'")
     return plain_tensors(f"{checkpoint}: model", content["model"])
 
 
@@ -84,9 +84,9 @@ def _config(
     notes = []
     if normalization is None:
         if model.is_standardized:
-            raise OptionError(
-                f"{checkpoint}: cfg.task.normalize is true: each segment was standardised, all leads together, which this "
-                f"engine does not do: give --normalization none and standardise the input yourself"
+            raise UserError(
+                f"{checkpoint}: cfg.task.normalize is true: each segment was standardized, all leads together, which this "
+                f"engine does not do: give --normalization none and standardize the input yourself"
             )
         normalization = "none"
         notes.append(
@@ -101,7 +101,7 @@ def _config(
         if labels is None:
             notes.append("assumed: the labels are called label_0, label_1, ..., as a checkpoint does not say; see --labels")
     elif labels is not None:
-        raise OptionError(f"{checkpoint}: holds '{model.name}', which is no classifier and has no labels: leave out --labels")
+        raise UserError(f"{checkpoint}: holds '{model.name}', which is no classifier and has no labels: leave out --labels")
     kind = {"classifier": "classifier", "identifier": "encoder"}.get(
         model.family, "pretraining" if model.objective else "encoder"
     )
@@ -131,21 +131,21 @@ def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | N
     number = model.encoder.num_leads
     if leads is None:
         if number != len(LEADS):
-            raise OptionError(f"{checkpoint}: the model takes {number} leads: name them in their order, --leads I,II,...")
+            raise UserError(f"{checkpoint}: the model takes {number} leads: name them in their order, --leads I,II,...")
         return LEADS
     names = [canonical_lead(name) for name in leads]
     unknown = [name for name, known in zip(leads, names, strict=True) if known is None]
     if unknown:
-        raise OptionError(f"--leads: no lead '{unknown[0]}'; there are {', '.join(LEADS)}")
+        raise UserError(f"--leads: no lead '{unknown[0]}'; there are {', '.join(LEADS)}")
     if len(set(names)) != number or len(names) != number:
-        raise OptionError(f"--leads: {len(names)} names, but the model in {checkpoint} takes {number} leads, each once")
+        raise UserError(f"--leads: {len(names)} names, but the model in {checkpoint} takes {number} leads, each once")
     return tuple(name for name in names if name is not None)
 
 
 def _label_names(checkpoint: Path, model: OfficialModel, weights: Mapping[str, Tensor], labels: Path | None) -> tuple[str, ...]:
     number = model.num_labels or (weights["proj.bias"].numel() if "proj.bias" in weights else 0)
     if number < 1:
-        raise OptionError(f"{checkpoint}: cfg.model.num_labels is {model.num_labels}, and there is no proj.bias")
+        raise UserError(f"{checkpoint}: cfg.model.num_labels is {model.num_labels}, and there is no proj.bias")
     if labels is None:
         return tuple(f"label_{i}" for i in range(number))
     try:
@@ -153,14 +153,14 @@ def _label_names(checkpoint: Path, model: OfficialModel, weights: Mapping[str, T
         rows = list(csv.DictReader(lines)) if labels.suffix.lower() == ".csv" else None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
-        raise OptionError(f"{labels}: cannot be read ({reason})") from None
+        raise UserError(f"{labels}: cannot be read ({reason})") from None
     if rows is not None:
         if any("name" not in row for row in rows):
-            raise OptionError(f"{labels}: a CSV file of labels has a column 'name'")
+            raise UserError(f"{labels}: a CSV file of labels has a column 'name'")
         lines = [row["name"] or "" for row in rows]
     names = tuple(line.strip() for line in lines if line.strip())
     if len(names) != number or len(set(names)) != number:
-        raise OptionError(f"{labels}: names {len(set(names))} different labels, but {checkpoint} has {number}")
+        raise UserError(f"{labels}: names {len(set(names))} different labels, but {checkpoint} has {number}")
     return names
 
 
@@ -224,17 +224,17 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         Lines for the user on what the file does not say.
 
     Raises:
-        OptionError: one line; nothing was written.
+        UserError: one line; nothing was written.
     """
     if checkpoint.exists():
-        raise OptionError(f"{checkpoint}: is there already: name a new file")
+        raise UserError(f"{checkpoint}: is there already: name a new file")
     model, tensors = load_tensors(folder)
     config = model.config
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
     if not has_projection(config.encoder):
         for name, tensor in _identity(config.encoder.width).items():
             if not torch.equal(tensors.pop(name), tensor):
-                raise OptionError(
+                raise UserError(
                     f"{folder}: the official encoder does not project features as wide as the transformer, and {name} is not "
                     f"the identity: this model has no official form"
                 )
@@ -257,7 +257,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]  # torch reports a full disk as a RuntimeError
-        raise OptionError(f"{checkpoint}: cannot be written ({reason})") from None
+        raise UserError(f"{checkpoint}: cannot be written ({reason})") from None
     lost = [name for name in tensors if name not in table and name != _MASK]
     notes = [f"left out: {name} (a head that the official implementation does not have)" for name in lost]
     facts = [f"leads {', '.join(config.leads)}", f"normalization {config.normalization}"]

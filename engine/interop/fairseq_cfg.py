@@ -16,7 +16,7 @@ from data_tools.recording import SAMPLING_RATE
 from engine.interop.native import objective_section
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.pretrained import describe_mistake
-from engine.options import OptionError
+from engine.options import UserError
 
 Family = Literal["w2v", "w2v_cmsc", "encoder", "classifier", "identifier"]
 
@@ -58,7 +58,7 @@ class OfficialModel:
         objective: section of ours for its pre-training heads; None without such heads, or if ours has no such objective.
         num_labels: of a classifier.
         sampling_rate: Hz.
-        is_standardized: whether its training standardised each segment, all leads together.
+        is_standardized: whether its training standardized each segment, all leads together.
         is_filtered: whether its training filtered the signals.
     """
 
@@ -82,7 +82,7 @@ class _Section:
 
     def __init__(self, where: str, path: str, values: object) -> None:
         if not isinstance(values, Mapping):
-            raise OptionError(f"{where}: {path} is {_short(values)}, not a mapping: this is no checkpoint of fairseq-signals")
+            raise UserError(f"{where}: {path} is {_short(values)}, not a mapping: this is no checkpoint of fairseq-signals")
         self.where, self.path, self.values = where, path, values
 
     def integer(self, key: str, default: int) -> int:
@@ -103,8 +103,8 @@ class _Section:
             raise self.error(key, f"is {_short(value)}, not true or false")
         return value
 
-    def error(self, key: str, text: str) -> OptionError:
-        return OptionError(f"{self.where}: {self.path}.{key} {text}")
+    def error(self, key: str, text: str) -> UserError:
+        return UserError(f"{self.where}: {self.path}.{key} {text}")
 
     def _typed(self, key: str, default: float, types: tuple[type, ...], what: str) -> Any:
         value = self.values.get(key, default)
@@ -121,7 +121,7 @@ def read_cfg(where: str, cfg: object) -> OfficialModel:
         cfg: the checkpoint's ``cfg``.
 
     Raises:
-        OptionError: one line: an unknown model, a value of the wrong type, an expression, or an architecture that this
+        UserError: one line: an unknown model, a value of the wrong type, an expression, or an architecture that this
             engine does not have.
     """
     root = _Section(where, "cfg", cfg)
@@ -188,7 +188,7 @@ def _parse_text(text: str) -> list[tuple[int, int, int]]:
 
 def _encoder(model: _Section, *, is_fine_tuned: bool) -> EncoderOptions:
     for key, reason in (
-        ("layer_norm_first", "normalises before each half of a block"),
+        ("layer_norm_first", "normalizes before each half of a block"),
         ("conv_bias", "has biases in its convolutions"),
         ("quantize_input", "quantizes its input"),
     ):
@@ -227,7 +227,7 @@ def _encoder(model: _Section, *, is_fine_tuned: bool) -> EncoderOptions:
             pos_groups=model.integer("conv_pos_groups", 16),
         )
     except ValidationError as error:
-        raise OptionError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
+        raise UserError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
 
 
 def _objective(model: _Section, family: Family) -> dict[str, Any] | None:
@@ -260,7 +260,7 @@ def _objective(model: _Section, family: Family) -> dict[str, Any] | None:
     try:
         return objective_section(family, options)
     except ValidationError as error:
-        raise OptionError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
+        raise UserError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
 
 
 def _temperatures(model: _Section) -> tuple[float, float, float]:

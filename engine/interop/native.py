@@ -20,7 +20,7 @@ from engine.models.pretrained import (
     without_storage,
 )
 from engine.objectives import OBJECTIVES, Objective
-from engine.options import OptionError
+from engine.options import UserError
 
 
 def make_objective(where: str, section: Mapping[str, Any], encoder: EncoderOptions) -> Objective:
@@ -32,16 +32,16 @@ def make_objective(where: str, section: Mapping[str, Any], encoder: EncoderOptio
         encoder: the encoder's options.
 
     Raises:
-        OptionError: an unknown name, options that the objective does not have, or sizes beyond measure.
+        UserError: an unknown name, options that the objective does not have, or sizes beyond measure.
     """
     name = section.get("name")
     if not isinstance(name, str) or name not in OBJECTIVES:
-        raise OptionError(f"{where}: objective.name: no objective is called '{name}'; known: {', '.join(OBJECTIVES)}")
+        raise UserError(f"{where}: objective.name: no objective is called '{name}'; known: {', '.join(OBJECTIVES)}")
     objective_class = OBJECTIVES[name]
     try:
         options = objective_class.options_class.model_validate({key: value for key, value in section.items() if key != "name"})
     except ValidationError as error:
-        raise OptionError(f"{where}: objective: {describe_mistake(error)}") from None
+        raise UserError(f"{where}: objective: {describe_mistake(error)}") from None
     with without_storage(where):
         return objective_class(options, encoder)
 
@@ -64,7 +64,7 @@ def save_model(folder: Path, config: ModelConfig, tensors: Mapping[str, Tensor])
     """Writes a native folder after checking every tensor, those of the pre-training heads included.
 
     Raises:
-        OptionError: one line, see :func:`engine.models.pretrained.save`.
+        UserError: one line, see :func:`engine.models.pretrained.save`.
     """
     expected = empty_tensors(str(folder), config)
     compare_shapes(str(folder), _shapes(tensors), _shapes(expected))
@@ -75,7 +75,7 @@ def load_tensors(folder: Path) -> tuple[PretrainedModel, dict[str, Tensor]]:
     """Reads a native folder, and gives all its tensors by name, those of the pre-training heads checked as well.
 
     Raises:
-        OptionError: one line, see :func:`engine.models.pretrained.load`.
+        UserError: one line, see :func:`engine.models.pretrained.load`.
     """
     model = load(folder)
     tensors = model.state_dict() | {f"objective.{name}": tensor for name, tensor in model.objective_weights.items()}

@@ -1,7 +1,7 @@
 """A native folder as an ONNX file, which onnxruntime and others run without PyTorch.
 
 One input, ``segments`` [batch, leads, samples] in mV, of any batch size and length; outputs ``embedding`` [batch, width], its
-mean over time; ``tokens`` [batch, tokens, width]; and, of a classifier, ``logits`` [batch, labels]. The model's normalisation
+mean over time; ``tokens`` [batch, tokens, width]; and, of a classifier, ``logits`` [batch, labels]. The model's normalization
 is part of the graph, over each segment. What ``config.json`` says stands in the file's metadata, each value as JSON.
 """
 
@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from data_tools.files import atomic_write
 from engine.models import PretrainedModel, load
 from engine.models.feature_encoder import samples_per_token
-from engine.options import OptionError
+from engine.options import UserError
 
 TOLERANCE: Final[float] = 1e-4
 """Largest difference between onnxruntime and torch, relative to the largest number of an output where that is above 1."""
@@ -52,20 +52,20 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
         Lines for the user: inputs, outputs, and how far onnxruntime and torch were apart.
 
     Raises:
-        OptionError: one line: the packages for ONNX are not installed, the model is no whole one, the file is there already or
+        UserError: one line: the packages for ONNX are not installed, the model is no whole one, the file is there already or
             cannot be written, or onnxruntime gives other results than torch.
     """
     _require_packages()
     if file.exists():
-        raise OptionError(f"{file}: is there already: name a new file")
+        raise UserError(f"{file}: is there already: name a new file")
     model = load(folder)
     if sum(p.numel() * p.element_size() for p in model.parameters()) >= _LARGEST_FILE:
-        raise OptionError(f"{folder}: the model has more than 2 GB of weights, which one ONNX file cannot hold")
+        raise UserError(f"{folder}: the model has more than 2 GB of weights, which one ONNX file cannot hold")
     content = _export(model)
     differences = _differences(model, content)
     difference = max(differences)
     if not all(value <= TOLERANCE for value in differences):  # a NaN is none
-        raise OptionError(
+        raise UserError(
             f"{file}: not written: onnxruntime and torch are {difference:.1e} apart, more than {TOLERANCE:.0e}: try other "
             f"versions of onnxruntime and torch"
         )
@@ -74,7 +74,7 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
         with atomic_write(file) as opened:
             opened.write(content)
     except OSError as error:
-        raise OptionError(f"{file}: cannot be written ({error.strerror})") from None
+        raise UserError(f"{file}: cannot be written ({error.strerror})") from None
     return [
         f"input: segments [batch, {len(model.config.leads)} leads, samples] in mV at {model.config.sampling_rate} Hz",
         f"outputs: {', '.join(_output_names(model))}",
@@ -88,7 +88,7 @@ def _require_packages() -> None:
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise OptionError(f"{error.name} is not installed: pip install 'ecg-engine[onnx]'") from None
+        raise UserError(f"{error.name} is not installed: pip install 'ecg-engine[onnx]'") from None
 
 
 def _export(model: PretrainedModel) -> bytes:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.options import OptionError
+from engine.options import UserError
 
 # numpy's scalars, as in a best validation loss that was kept: values, and no code. Older versions of numpy wrote the first
 # under another name.
@@ -46,21 +46,21 @@ def read_torch_file(path: Path, harmless: Iterable[Any] = ()) -> Any:
         harmless: further classes that may be made from the file, as :func:`torch.serialization.safe_globals` takes them.
 
     Raises:
-        OptionError: one line: it cannot be opened, is none or damaged, or names something that could be code.
+        UserError: one line: it cannot be opened, is none or damaged, or names something that could be code.
     """
     try:
         with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise OptionError(f"{path}: cannot be read ({error.strerror}): give a checkpoint file") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}): give a checkpoint file") from None
     if not start:
-        raise OptionError(f"{path}: is empty: take another copy of the checkpoint")
+        raise UserError(f"{path}: is empty: take another copy of the checkpoint")
     try:
         with torch.serialization.safe_globals([*_HARMLESS, *harmless]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of TorchScript archives, which it then refuses
             return torch.load(path, map_location="cpu", weights_only=True, mmap=start == b"PK\x03\x04")
     except _UNREADABLE as error:
-        raise OptionError(_explain(path, error)) from None
+        raise UserError(_explain(path, error)) from None
 
 
 def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -71,12 +71,12 @@ def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
         weights: what stands there.
 
     Raises:
-        OptionError: one line: what is no tensor by a name, or one that is sparse, quantized or without numbers.
+        UserError: one line: what is no tensor by a name, or one that is sparse, quantized or without numbers.
     """
     for name, tensor in weights.items():
         is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not (isinstance(name, str) and is_plain and tensor.dtype in _NUMBERS):
-            raise OptionError(f"{where}.{name} is no plain tensor of floating-point numbers")
+            raise UserError(f"{where}.{name} is no plain tensor of floating-point numbers")
     return dict(weights)
 
 

@@ -18,7 +18,7 @@ from engine.interop.native import empty_tensors, save_model
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.pretrained import check_free, compare_shapes, describe_mistake
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.checkpoint import CheckpointInfo, read_checkpoint, weights_folder
 
 
@@ -49,7 +49,7 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         Lines for the user: what was ignored and why.
 
     Raises:
-        OptionError: one line; nothing was written.
+        UserError: one line; nothing was written.
     """
     check_free(folder)
     info = read_checkpoint(checkpoint)
@@ -57,12 +57,12 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
     try:
         tensors = _partitioned(checkpoint, info) if info.zero_stage == 3 else _whole(checkpoint)
     except (LookupError, TypeError, AttributeError) as error:
-        raise OptionError(f"{checkpoint}: its files are not those that DeepSpeed writes of a run ({error!r})") from None
+        raise UserError(f"{checkpoint}: its files are not those that DeepSpeed writes of a run ({error!r})") from None
     tensors = plain_tensors(f"{checkpoint}: module", tensors)
     expected = empty_tensors(str(checkpoint), config)
     compare_shapes(str(checkpoint), {n: t.shape for n, t in tensors.items()}, {n: t.shape for n, t in expected.items()})
     save_model(folder, config, tensors)
-    return ["ignored: the optimiser's state and the place in the data, which only the run itself goes on from"]
+    return ["ignored: the optimizer's state and the place in the data, which only the run itself goes on from"]
 
 
 def _config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
@@ -82,9 +82,9 @@ def _config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
             },
         )
     except (KeyError, TypeError) as error:
-        raise OptionError(f"{where}: its configuration lacks {error}: it is damaged") from None
+        raise UserError(f"{where}: its configuration lacks {error}: it is damaged") from None
     except ValidationError as error:
-        raise OptionError(f"{where}: {describe_mistake(error)}: take the engine that wrote it") from None
+        raise UserError(f"{where}: {describe_mistake(error)}: take the engine that wrote it") from None
 
 
 def _whole(checkpoint: Path) -> dict[str, Tensor]:
@@ -104,7 +104,7 @@ def _partitioned(checkpoint: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     try:
         tensors = _join_partitions(parts, shapes)
     except ValueError as error:
-        raise OptionError(f"{checkpoint}: is not whole: {error}") from None
+        raise UserError(f"{checkpoint}: is not whole: {error}") from None
     return tensors | {name: states["module"][name] for name in states["buffer_names"]}
 
 

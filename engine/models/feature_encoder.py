@@ -1,4 +1,4 @@
-"""The feature encoder: blocks of convolution, normalisation and GELU that turn samples into tokens.
+"""The feature encoder: blocks of convolution, normalization and GELU that turn samples into tokens.
 
 Kernel and stride are equal, so each convolution is a reshape and a matrix product in [B, T, D].
 
@@ -24,9 +24,9 @@ def samples_per_token(num_blocks: int) -> int:
 
 
 class ConvolutionBlock(nn.Module):
-    """Convolution without bias (kernel = stride), normalisation, exact GELU: [B, T, C] -> [B, T // K, D].
+    """Convolution without bias (kernel = stride), normalization, exact GELU: [B, T, C] -> [B, T // K, D].
 
-    The weight has the shape of a convolution's, [D, C, K]; its initialisation is He's normal.
+    The weight has the shape of a convolution's, [D, C, K]; its initialization is He's normal.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: FeatureNorm | None) -> None:

@@ -19,7 +19,7 @@ INIT_STD = 0.02
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that computes in the dtype of its input; initialised as in BERT: normal(0, 0.02), zero bias."""
+    """``nn.Linear`` that computes in the dtype of its input; initialized as in BERT: normal(0, 0.02), zero bias."""
 
     def reset_parameters(self) -> None:
         """Draws the weights anew from torch's generator."""
@@ -55,12 +55,12 @@ class LayerNorm(nn.LayerNorm):
     """``nn.LayerNorm`` over the last axis that computes in the dtype of its input (statistics always in fp32)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises [..., D]."""
+        """Normalizes [..., D]."""
         return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
 
 
 class ChannelNorm(nn.Module):
-    """GroupNorm with one group per channel, in the layout [B, T, D]: each channel is normalised over time.
+    """GroupNorm with one group per channel, in the layout [B, T, D]: each channel is normalized over time.
 
     This is the ``GroupNorm(256 groups)`` of the official feature encoder, without its transposes.
     """
@@ -72,7 +72,7 @@ class ChannelNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_channels))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalises [B, T, D] over T; statistics in fp32."""
+        """Normalizes [B, T, D] over T; statistics in fp32."""
         x32 = x.float()
         variance, mean = torch.var_mean(x32, dim=1, correction=0, keepdim=True)
         normed = (x32 - mean) * torch.rsqrt(variance + self.eps) * self.weight.float() + self.bias.float()

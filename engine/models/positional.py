@@ -78,9 +78,9 @@ def choose_formulation(device: torch.device) -> PositionalFormulation:
 
 
 class PositionalConvolution(nn.Module):
-    """Adds to each token the GELU of a grouped convolution over its neighbours: [B, T, D] -> [B, T, D].
+    """Adds to each token the GELU of a grouped convolution over its neighbors: [B, T, D] -> [B, T, D].
 
-    The weight is normalised over the kernel axis: W[:, :, k] = g[k] V[:, :, k] / ||V[:, :, k]||. With an even kernel the
+    The weight is normalized over the kernel axis: W[:, :, k] = g[k] V[:, :, k] / ||V[:, :, k]||. With an even kernel the
     last output is dropped, so that the length stays.
 
     Args:
@@ -100,7 +100,7 @@ class PositionalConvolution(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def weight(self) -> Tensor:
-        """The normalised weight, fp32 [D, C, K]."""
+        """The normalized weight, fp32 [D, C, K]."""
         v = self.weight_v.float()
         # On a CPU the library's norm over two axes takes six times as long.
         norm = v.square().sum((0, 1), keepdim=True).sqrt()

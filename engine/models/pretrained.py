@@ -1,7 +1,7 @@
 """A trained model as a folder: what this engine writes, reads and shares.
 
     DIR/model.safetensors   tensors by our modules' names: encoder.*, objective.* (pre-training heads), head.* (classifier)
-    DIR/config.json         a ModelConfig: architecture, leads in order, sampling rate, unit, normalisation, labels, provenance
+    DIR/config.json         a ModelConfig: architecture, leads in order, sampling rate, unit, normalization, labels, provenance
     DIR/README.md           a short model card
 
     import engine.models
@@ -30,7 +30,7 @@ from data_tools.leads import LEADS, canonical_lead
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 from engine.models.encoder import Encoder, EncoderOptions
 from engine.models.heads import ClassificationHead
-from engine.options import OptionError, Options
+from engine.options import Options, UserError
 
 WEIGHTS_FILE = "model.safetensors"
 CONFIG_FILE = "config.json"
@@ -52,7 +52,7 @@ class ModelConfig(Options):
         leads: names, in the order of the input's channels.
         sampling_rate: Hz, of the input.
         segment_samples: length of the segments it was trained on; others work too.
-        input_unit: of the input, before normalisation.
+        input_unit: of the input, before normalization.
         normalization: ``none``, or ``zscore_per_lead``: each lead minus its mean over its standard deviation.
         labels: of a classifier: names, in the order of the logits.
         provenance: where the weights came from; free.
@@ -117,7 +117,7 @@ class PretrainedModel(nn.Module):
 
         Args:
             segments: leads in the order of ``config.leads``, at ``config.sampling_rate``.
-            is_normalized: whether the segments have had the configured normalisation already, as when it was over a whole
+            is_normalized: whether the segments have had the configured normalization already, as when it was over a whole
                 recording; else it is over each segment.
 
         Raises:
@@ -173,7 +173,7 @@ def load(folder: Path | str) -> PretrainedModel:
     """Reads a model that :func:`save` wrote.
 
     Raises:
-        OptionError: one line: the folder is none of a model, a file is damaged, or its tensors are not those that its
+        UserError: one line: the folder is none of a model, a file is damaged, or its tensors are not those that its
             configuration calls for (each is used, or the model is refused).
     """
     folder = Path(folder)
@@ -182,9 +182,9 @@ def load(folder: Path | str) -> PretrainedModel:
     try:
         tensors = load_file(file)
     except OSError as error:
-        raise OptionError(f"{file}: cannot be read ({error.strerror or error}): the folder of a model holds one") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror or error}): the folder of a model holds one") from None
     except safetensors.SafetensorError as error:
-        raise OptionError(f"{file}: is no whole safetensors file ({error}): take another copy of the model") from None
+        raise UserError(f"{file}: is no whole safetensors file ({error}): take another copy of the model") from None
     check_tensors(str(file), config, tensors)
     encoder, head = empty_modules(str(file), config)
     for prefix, module in (("encoder.", encoder), ("head.", head)):
@@ -194,25 +194,25 @@ def load(folder: Path | str) -> PretrainedModel:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Reads the ``config.json`` of a model's folder; OptionError says in one line what is wrong with it."""
+    """Reads the ``config.json`` of a model's folder; UserError says in one line what is wrong with it."""
     file = folder / CONFIG_FILE
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise OptionError(
+        raise UserError(
             f"{file}: cannot be read ({error.strerror}): give the folder of a model, with {WEIGHTS_FILE} and {CONFIG_FILE}"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise OptionError(f"{file}: is not JSON: {error}") from None
+        raise UserError(f"{file}: is not JSON: {error}") from None
     version = content.get("format_version") if isinstance(content, dict) else None
     if not isinstance(content, dict) or content.get("format") != "ecg-engine-model":
-        raise OptionError(f"{file}: is not of a model of this engine: engine/convert.py makes one from other formats")
+        raise UserError(f"{file}: is not of a model of this engine: engine/convert.py makes one from other formats")
     if version != 1:
-        raise OptionError(f"{file}: has format version {version}, this engine reads 1: take the engine that wrote it")
+        raise UserError(f"{file}: has format version {version}, this engine reads 1: take the engine that wrote it")
     try:
         return ModelConfig.model_validate(content)
     except ValidationError as error:
-        raise OptionError(f"{file}: {describe_mistake(error)}") from None
+        raise UserError(f"{file}: {describe_mistake(error)}") from None
 
 
 def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -224,7 +224,7 @@ def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor])
         tensors: by name, with the prefixes ``encoder.``, ``objective.`` and ``head.``; written in fp32.
 
     Raises:
-        OptionError: the folder holds something already or cannot be written, or the tensors are not those of the model.
+        UserError: the folder holds something already or cannot be written, or the tensors are not those of the model.
     """
     folder = Path(folder)
     check_tensors(str(folder), config, tensors)
@@ -246,15 +246,15 @@ def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor])
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, safetensors.SafetensorError) as error:
-        raise OptionError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
+        raise UserError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
 
 
 def check_free(folder: Path) -> None:
-    """Raises OptionError if there is something at the place of a new folder, other than an empty folder."""
+    """Raises UserError if there is something at the place of a new folder, other than an empty folder."""
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():
-        raise OptionError(f"{folder}: is there already: name a new folder for the model")
+        raise UserError(f"{folder}: is there already: name a new folder for the model")
 
 
 def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
@@ -264,7 +264,7 @@ def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]
     to a pre-training model.
 
     Raises:
-        OptionError: one line: which are missing, surplus, of another shape, no floating-point numbers, or not finite in fp32.
+        UserError: one line: which are missing, surplus, of another shape, no floating-point numbers, or not finite in fp32.
     """
     encoder, head = empty_modules(where, config)
     modules = {"encoder.": encoder} | ({} if head is None else {"head.": head})
@@ -274,13 +274,13 @@ def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]
     compare_shapes(where, {name: tensor.shape for name, tensor in given.items()}, shapes)
     for name, tensor in tensors.items():
         if not tensor.is_floating_point():
-            raise OptionError(f"{where}: the tensor {name} holds {tensor.dtype}, not floating-point numbers")
+            raise UserError(f"{where}: the tensor {name} holds {tensor.dtype}, not floating-point numbers")
         if not tensor.float().isfinite().all():
-            raise OptionError(f"{where}: {name} holds NaN or infinity: the training of this model had failed")
+            raise UserError(f"{where}: {name} holds NaN or infinity: the training of this model had failed")
 
 
 def compare_shapes(where: str, given: Mapping[str, torch.Size], expected: Mapping[str, torch.Size]) -> None:
-    """Raises OptionError, in one line, unless names and shapes of tensors are those expected."""
+    """Raises UserError, in one line, unless names and shapes of tensors are those expected."""
     missing, surplus = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
     differing = [name for name in sorted(expected.keys() & given.keys()) if expected[name] != given[name]]
     problems = [f"{label} {_first(names)}" for label, names in (("lacks", missing), ("has a surplus", surplus)) if names]
@@ -289,7 +289,7 @@ def compare_shapes(where: str, given: Mapping[str, torch.Size], expected: Mappin
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         problems.append(f"has {name} of shape {list(given[name])} instead of {list(expected[name])}{more}")
     if problems:
-        raise OptionError(f"{where}: {'; '.join(problems)}: weights and configuration are not of the same model")
+        raise UserError(f"{where}: {'; '.join(problems)}: weights and configuration are not of the same model")
 
 
 def describe_mistake(error: ValidationError) -> str:
@@ -319,13 +319,13 @@ def without_storage(where: str) -> Iterator[None]:
     """Modules that are made within have no storage: no time is spent on initial weights, and no random numbers.
 
     Raises:
-        OptionError: sizes whose product torch cannot count; ``where`` is what says them.
+        UserError: sizes whose product torch cannot count; ``where`` is what says them.
     """
     try:
         with torch.device("meta"):
             yield
     except RuntimeError as error:
-        raise OptionError(f"{where}: no model can be as large as its configuration says ({error})") from None
+        raise UserError(f"{where}: no model can be as large as its configuration says ({error})") from None
 
 
 def empty_modules(where: str, config: ModelConfig) -> tuple[Encoder, ClassificationHead | None]:
@@ -356,7 +356,7 @@ def _card(config: ModelConfig) -> str:
         f"{options.feature_blocks} convolution blocks of {options.feature_channels} channels ({options.norm})",
         "leads, in order": ", ".join(config.leads),
         "input": f"{config.sampling_rate} Hz, {config.input_unit}, segments of {config.segment_samples} samples",
-        "normalisation": {"none": "none", "zscore_per_lead": "z-score of each lead"}[config.normalization],
+        "normalization": {"none": "none", "zscore_per_lead": "z-score of each lead"}[config.normalization],
     }
     if config.labels:
         rows["labels, in order"] = ", ".join(config.labels)

@@ -31,7 +31,7 @@ class PretrainingModel(nn.Module):
         Args:
             segments: [N, 2, C, T] in mV: N pairs of adjacent segments; the model computes in their dtype (fp32 or bf16).
             patient: int64 [N].
-            step: number of the optimiser's step, from 0: keys the draws and sets the temperature of the quantizer.
+            step: number of the optimizer's step, from 0: keys the draws and sets the temperature of the quantizer.
             row0: row of this rank's first pair in the step's global batch. Micro-batches of one step take different rows.
 
         Returns:

@@ -23,7 +23,7 @@ class DrawKeys(NamedTuple):
 
     seed: int
     step: int | Tensor
-    """Number of the optimiser's step; a tensor spares a compiled graph from recompiling."""
+    """Number of the optimizer's step; a tensor spares a compiled graph from recompiling."""
     row0: int | Tensor
     """Row of this rank's first pair in the global batch of the step."""
 
@@ -67,7 +67,7 @@ class Objective(nn.Module, ABC):
 
     @classmethod
     def check_encoder(cls, encoder_options: EncoderOptions) -> None:
-        """Refuses, with an :class:`OptionError` that says why, an encoder that the objective cannot train; none here."""
+        """Refuses, with an :class:`UserError` that says why, an encoder that the objective cannot train; none here."""
 
     @abstractmethod
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:

@@ -22,7 +22,7 @@ from engine.models import Encoder, EncoderOptions
 from engine.objectives.contrast import Comparison, compare
 from engine.objectives.distributed import sum_over_ranks, world_size
 from engine.objectives.protocol import DrawKeys, Objective
-from engine.options import OptionError, Options, SegmentPair
+from engine.options import Options, SegmentPair, UserError
 
 NUM_LEADS = len(LEADS)
 
@@ -77,7 +77,7 @@ class ThreeKG(Objective):
     def check_encoder(cls, encoder_options: EncoderOptions) -> None:
         """See :class:`Objective`: 3KG needs all leads."""
         if encoder_options.num_leads != NUM_LEADS:
-            raise OptionError(
+            raise UserError(
                 f"the objective 3kg needs all {NUM_LEADS} leads, got {encoder_options.num_leads}: from fewer the "
                 f"vectorcardiogram that it turns cannot be computed; take leads={NUM_LEADS}, or another objective"
             )

@@ -1,1 +1,1 @@
-"""Joins model, objective and data: the trainer, its checkpoints, its figures and where they go."""
+"""Joins model, objective and data: the trainer, its checkpoints, its metrics and where they go."""

@@ -1,7 +1,7 @@
 """Checkpoints that are whole or not there.
 
     RUN/checkpoints/step-00000100/checkpoint.json     what it is: step, loader position, configuration, shapes, files
-                                  deepspeed/*.pt      what DeepSpeed wrote: model, optimiser, one part a rank
+                                  deepspeed/*.pt      what DeepSpeed wrote: model, optimizer, one part a rank
     RUN/checkpoints/.partial-step-00000200/           being written when the run died; removed by the next one
 
 A checkpoint is written beside its place, flushed to the disk, and renamed. ``checkpoint.json`` holds every file's size and
@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from data_tools.files import sync_folder, write_text
-from engine.options import OptionError, RankError
+from engine.options import RankError, UserError
 from engine.training.distributed import Ranks, has_lost_a_rank
 
 FORMAT_VERSION = 1
@@ -78,11 +78,11 @@ class Checkpoints:
         """Writes a checkpoint of the engine and takes away those that are no longer to be kept.
 
         Raises:
-            OptionError: if it could not be written, on a full disk for example; earlier checkpoints are untouched.
+            UserError: if it could not be written, on a full disk for example; earlier checkpoints are untouched.
         """
         name = _name(info.step)
         partial = self.folder / f"{_PARTIAL}{name}"
-        self._ranks.first(lambda: self._prepare(partial))
+        self._ranks.on_main_rank(lambda: self._prepare(partial))
         try:
             engine.save_checkpoint(str(partial), tag=_TAG, client_state={}, save_latest=False)
             self._ranks.barrier()
@@ -96,45 +96,45 @@ class Checkpoints:
                 f"{self.folder / name}: the checkpoint could not be written ({reason}): see that the disk has room, then "
                 f"start again; the earlier checkpoints are whole"
             ) from error
-        self._ranks.first(lambda: self._publish(partial, replace(info, files=files)))
+        self._ranks.on_main_rank(lambda: self._publish(partial, replace(info, files=files)))
         return self.folder / name
 
     def newest(self) -> tuple[Path, CheckpointInfo] | None:
         """The newest whole checkpoint, checked byte by byte; damaged ones are passed over with a warning."""
-        self._ranks.first(self._remove_partial)
-        names: list[str] = self._ranks.first(lambda: sorted((p.name for p in self.folder.glob("step-*")), reverse=True))
+        self._ranks.on_main_rank(self._remove_partial)
+        names: list[str] = self._ranks.on_main_rank(lambda: sorted((p.name for p in self.folder.glob("step-*")), reverse=True))
         for name in names:
             path = self.folder / name
             try:
                 return path, self.read(path)
-            except OptionError as error:
+            except UserError as error:
                 if self._ranks.is_main:
                     warnings.warn(f"passed over: {error}", stacklevel=2)
         return None
 
     def last_step(self) -> int | None:
         """The step of the newest checkpoint, whole or not."""
-        names: list[str] = self._ranks.first(lambda: [path.name for path in self.folder.glob("step-*")])
+        names: list[str] = self._ranks.on_main_rank(lambda: [path.name for path in self.folder.glob("step-*")])
         return max((int(name.removeprefix("step-")) for name in names), default=None)
 
     def read(self, path: Path) -> CheckpointInfo:
         """Reads ``checkpoint.json`` and checks every file it names; each rank takes its share of them.
 
         Raises:
-            OptionError: if the checkpoint is not whole; all ranks raise the same error.
+            UserError: if the checkpoint is not whole; all ranks raise the same error.
         """
-        info: CheckpointInfo = self._ranks.first(lambda: _read_info(path))
+        info: CheckpointInfo = self._ranks.on_main_rank(lambda: _read_info(path))
         problem = None
         for number, (name, expected) in enumerate(sorted(info.files.items())):
             if number % self._ranks.world_size == self._ranks.rank and problem is None:
                 problem = _compare(path / name, expected)
         problems = [text for text in self._ranks.gather(problem) if text]
         if problems:
-            raise OptionError(f"{path}: the checkpoint is damaged: {problems[0]}")
+            raise UserError(f"{path}: the checkpoint is damaged: {problems[0]}")
         return info
 
     def load(self, engine: Any, path: Path) -> None:
-        """Loads model and optimiser into the engine; :func:`check_fits` comes first."""
+        """Loads model and optimizer into the engine; :func:`check_fits` comes first."""
         loaded, _ = engine.load_checkpoint(str(path), tag=_TAG)
         assert loaded is not None, path
 
@@ -143,12 +143,12 @@ class Checkpoints:
         try:
             partial.mkdir(parents=True)
         except OSError as error:
-            raise OptionError(f"{partial}: cannot be made: {error.strerror}") from None
+            raise UserError(f"{partial}: cannot be made: {error.strerror}") from None
 
     def _hash_files(self, partial: Path) -> dict[str, FileDescription]:
         """Sizes and hashes of all files, each computed and flushed to disk by one rank."""
         # One rank lists them: on a network file system another machine may not see every new file yet.
-        names: list[str] = self._ranks.first(
+        names: list[str] = self._ranks.on_main_rank(
             lambda: sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
         )
         mine = names[self._ranks.rank :: self._ranks.world_size]
@@ -173,7 +173,7 @@ class Checkpoints:
                 continue  # a damaged one that was passed over: must not push out the whole ones before it
             try:
                 infos[path] = _read_info(path)
-            except OptionError:
+            except UserError:
                 continue  # damaged: not ours to remove, and not counted among those to keep
         keep = set(list(infos)[-self._keep_last :])
         if self._keep_best:
@@ -198,13 +198,13 @@ def read_checkpoint(path: Path) -> CheckpointInfo:
     """Reads ``checkpoint.json`` and checks every file it names, without other ranks.
 
     Raises:
-        OptionError: if the checkpoint is not whole.
+        UserError: if the checkpoint is not whole.
     """
     info = _read_info(path)
     for name, expected in sorted(info.files.items()):
         problem = _compare(path / name, expected)
         if problem is not None:
-            raise OptionError(f"{path}: the checkpoint is damaged: {problem}")
+            raise UserError(f"{path}: the checkpoint is damaged: {problem}")
     return info
 
 
@@ -217,20 +217,20 @@ def check_fits(path: Path, info: CheckpointInfo, model: nn.Module, world_size: i
     """Compares a checkpoint with the model and the ranks that are to go on from it.
 
     Raises:
-        OptionError: one line that says which shapes, ranks or ZeRO stages differ.
+        UserError: one line that says which shapes, ranks or ZeRO stages differ.
     """
     shapes = parameter_shapes(model)
     differing = [name for name in info.shapes.keys() | shapes.keys() if info.shapes.get(name) != shapes.get(name)]
     if differing:
         name = min(differing)
-        raise OptionError(
+        raise UserError(
             f"{path}: holds another model: {name} is {info.shapes.get(name, 'absent')} there and "
             f"{shapes.get(name, 'absent')} in this configuration ({len(differing)} parameters differ): "
             f"give the 'model' and 'objective' it was trained with, or another output_dir"
         )
     # With ZeRO, each rank's file holds that rank's part; without, one file holds all and any number of ranks can read it.
     if (info.zero_stage, zero_stage) != (0, 0) and (info.zero_stage, info.world_size) != (zero_stage, world_size):
-        raise OptionError(
+        raise UserError(
             f"{path}: was written by {info.world_size} ranks with zero.stage={info.zero_stage}, and this run has "
             f"{world_size} with zero.stage={zero_stage}: start it with the same"
         )
@@ -250,21 +250,21 @@ def _read_info(path: Path) -> CheckpointInfo:
     try:
         content = json.loads(file.read_text())
     except OSError as error:
-        raise OptionError(f"{file}: cannot be read ({error.strerror}): give the folder of a whole checkpoint") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror}): give the folder of a whole checkpoint") from None
     except ValueError as error:
-        raise OptionError(f"{file}: is damaged: {error}") from None
+        raise UserError(f"{file}: is damaged: {error}") from None
     if not isinstance(content, dict):
-        raise OptionError(f"{file}: is damaged: it holds no mapping")
+        raise UserError(f"{file}: is damaged: it holds no mapping")
     version = content.get("format_version")
     if version != FORMAT_VERSION:
-        raise OptionError(
+        raise UserError(
             f"{file}: has format version {version}, this engine reads {FORMAT_VERSION}: take the engine that wrote it"
         )
     try:
         return _INFO.validate_python(content)
     except ValidationError as error:
         mistake = error.errors()[0]
-        raise OptionError(f"{file}: is damaged: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
+        raise UserError(f"{file}: is damaged: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
 
 
 def _describe(path: Path, *, flush: bool = False) -> FileDescription:

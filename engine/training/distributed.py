@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engine.options import OptionError
+from engine.options import UserError
 
 # Building a dataset's first batch or a large checkpoint may take minutes on one rank while the others wait.
 _TIMEOUT = timedelta(minutes=30)
@@ -48,10 +48,10 @@ class Ranks:
         dist.all_gather(list(rows.unbind()), vector)
         return rows
 
-    def first(self, compute: Callable[[], Any]) -> Any:
+    def on_main_rank(self, compute: Callable[[], Any]) -> Any:
         """Runs ``compute`` on rank 0 only and gives its result, or raises its error, on every rank.
 
-        What the operating system refuses becomes an :class:`OptionError`, which all ranks raise together.
+        What the operating system refuses becomes an :class:`UserError`, which all ranks raise together.
         """
         outcome: list[Any] = [None, None]
         if self.is_main:
@@ -61,7 +61,7 @@ class Ranks:
                 outcome[1] = error
             except OSError as error:
                 where = "" if error.filename is None else f"{error.filename}: "
-                outcome[1] = OptionError(f"{where}{error.strerror}: nothing was lost, mend it and start again")
+                outcome[1] = UserError(f"{where}{error.strerror}: nothing was lost, mend it and start again")
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise outcome[1]
@@ -72,10 +72,10 @@ def choose_device(demand: str) -> str:
     """Resolves ``train.device`` to ``cuda`` or ``cpu``, and tells DeepSpeed, before it is imported.
 
     Raises:
-        OptionError: if a GPU was demanded and there is none.
+        UserError: if a GPU was demanded and there is none.
     """
     if demand == "cuda" and not torch.cuda.is_available():
-        raise OptionError("train.device=cuda: no GPU is visible to PyTorch; take train.device=auto or mend the driver")
+        raise UserError("train.device=cuda: no GPU is visible to PyTorch; take train.device=auto or mend the driver")
     device = "cuda" if demand != "cpu" and torch.cuda.is_available() else "cpu"
     os.environ["DS_ACCELERATOR"] = device
     return device
@@ -88,7 +88,7 @@ def start(device: str) -> Ranks:
         device: ``cuda`` or ``cpu``, from :func:`choose_device`.
 
     Raises:
-        OptionError: if the port of the launcher is taken.
+        UserError: if the port of the launcher is taken.
     """
     if "RANK" not in os.environ:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
@@ -120,7 +120,7 @@ def _start_deepspeed(device: str) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         port = os.environ["MASTER_PORT"]
-        raise OptionError(f"port {port} is in use: start the launcher with another one, deepspeed --master_port PORT") from None
+        raise UserError(f"port {port} is in use: start the launcher with another one, deepspeed --master_port PORT") from None
 
 
 def stop() -> None:

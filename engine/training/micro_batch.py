@@ -23,7 +23,7 @@ from data_tools.recording import SEGMENT_SAMPLES
 from engine.config import RunConfig
 from engine.objectives import PretrainingModel
 from engine.objectives.distributed import alone
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.checkpoint import CheckpointInfo
 from engine.training.distributed import Ranks
 from engine.training.throughput import forget_peak_memory
@@ -51,7 +51,7 @@ def resolve_micro_batch_size(
         resumed: the checkpoint that the run goes on from.
 
     Raises:
-        OptionError: if not even one pair fits.
+        UserError: if not even one pair fits.
     """
     if config.train.micro_batch_size != "auto":
         return config
@@ -63,7 +63,7 @@ def resolve_micro_batch_size(
         del fits
         _forget_trials(ranks.device)
     if size is None:
-        raise OptionError(
+        raise UserError(
             f"train.micro_batch_size=auto: the memory of a {ranks.device.type} rank has no room for a single pair: take "
             f"train.activation_checkpointing=true, or a smaller model"
         )

@@ -1,4 +1,4 @@
-"""The optimiser and its learning rate."""
+"""The optimizer and its learning rate."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from engine.config import OptimizerOptions
 def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
     """Builds AdamW over all parameters, decaying every one of them as the official recipe does.
 
-    It is the fused form, which DeepSpeed accepts as a client optimiser for every ZeRO stage and which needs no compiler.
+    It is the fused form, which DeepSpeed accepts as a client optimizer for every ZeRO stage and which needs no compiler.
     """
     return torch.optim.AdamW(
         model.parameters(),

@@ -4,7 +4,7 @@ import fcntl
 from pathlib import Path
 from typing import TextIO
 
-from engine.options import OptionError
+from engine.options import UserError
 
 
 def claim(folder: Path) -> TextIO:
@@ -14,18 +14,18 @@ def claim(folder: Path) -> TextIO:
     twice, or the ranks that go on after only their launcher was killed.
 
     Raises:
-        OptionError: if the folder cannot be made or written to, or another run holds it.
+        UserError: if the folder cannot be made or written to, or another run holds it.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / ".lock").open("w")
     except OSError as error:
-        raise OptionError(f"{folder}: cannot be written to ({error.strerror}): give another output_dir") from None
+        raise UserError(f"{folder}: cannot be written to ({error.strerror}): give another output_dir") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.close()
-        raise OptionError(f"{folder}: another run is writing to it: stop that one first, or give another output_dir") from None
+        raise UserError(f"{folder}: another run is writing to it: stop that one first, or give another output_dir") from None
     except OSError:
         pass  # a network file system without locks
     return file

@@ -23,7 +23,7 @@ from engine.models import Encoder
 from engine.models.feature_encoder import samples_per_token
 from engine.models.functional import SDPA_BACKENDS, attention
 from engine.objectives import OBJECTIVES, PretrainingModel
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
 from engine.training.distributed import Ranks
 from engine.training.micro_batch import resolve_micro_batch_size
@@ -38,7 +38,7 @@ def prepare(config: RunConfig, ranks: Ranks) -> Trainer:
     The trainer's configuration is the given one with ``train.micro_batch_size=auto`` resolved.
 
     Raises:
-        OptionError, DatasetError: one line for the user; the same on every rank.
+        UserError, DatasetError: one line for the user; the same on every rank.
     """
     if config.train.micro_batch_size != "auto":
         config.train.micro_batches(ranks.world_size)  # a mistake in them is told at once
@@ -92,10 +92,10 @@ def make_model(config: RunConfig) -> PretrainingModel:
 
 
 def make_engine(config: RunConfig, model: PretrainingModel, ranks: Ranks) -> Any:
-    """DeepSpeed's engine around the model, with the optimiser, compiled if ``train.compile`` says so.
+    """DeepSpeed's engine around the model, with the optimizer, compiled if ``train.compile`` says so.
 
     Raises:
-        OptionError: if ``train.attention`` names a kernel that does not exist for this device, dtype and width, or
+        UserError: if ``train.attention`` names a kernel that does not exist for this device, dtype and width, or
             ``train.positional`` one that does not exist here.
     """
     import deepspeed
@@ -146,7 +146,7 @@ def _check_attention(config: RunConfig, device: torch.device) -> None:
             q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind()
             attention(q, k, v, o.attention_dropout, backend).sum().backward()
     except RuntimeError:
-        raise OptionError(
+        raise UserError(
             f"train.attention={backend}: torch has no such kernel on {device.type} for {config.train.precision}, {o.num_heads} "
             f"heads of width {shape[-1]} and model.attention_dropout={o.attention_dropout}: take train.attention=auto"
         ) from None
@@ -154,13 +154,13 @@ def _check_attention(config: RunConfig, device: torch.device) -> None:
 
 def _check_positional(config: RunConfig, device: torch.device) -> None:
     if config.train.positional == "triton" and (device.type == "cpu" or importlib.util.find_spec("triton") is None):
-        raise OptionError(
+        raise UserError(
             "train.positional=triton needs a GPU, and Triton, which comes with PyTorch for CUDA: take train.positional=auto"
         )
 
 
 def _set_optimizer_options(optimizer: Any, config: RunConfig) -> None:
-    """Gives DeepSpeed's optimiser this run's options instead of those that the checkpoint brought along."""
+    """Gives DeepSpeed's optimizer this run's options instead of those that the checkpoint brought along."""
     options = config.optimizer
     for group in optimizer.param_groups:
         group |= {"betas": options.betas, "eps": options.eps, "weight_decay": options.weight_decay}
@@ -175,18 +175,18 @@ def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
     the user's cache folder, and not read again until it changes.
     """
     if config.data.path is None:
-        raise OptionError("data.path is missing: give the folder of a dataset, data.path=DATASET (ecg-data build makes one)")
-    dataset: Dataset = ranks.first(lambda: Dataset.open(Path(str(config.data.path))))
+        raise UserError("data.path is missing: give the folder of a dataset, data.path=DATASET (ecg-data build makes one)")
+    dataset: Dataset = ranks.on_main_rank(lambda: Dataset.open(Path(str(config.data.path))))
     if config.data.verify == "hash":
         shards = [shard for split in dataset.manifest.counts for shard in dataset.shards(split)]
         cache = _cache_folder() / f"verified-{dataset.fingerprint}.json"
-        known: dict[str, list[int]] = ranks.first(lambda: _read_cache(cache))
+        known: dict[str, list[int]] = ranks.on_main_rank(lambda: _read_cache(cache))
         stamps = {shard.file: _stamp(dataset.path / shard.file) for shard in shards}
         unknown = [shard for shard in shards if known.get(str(dataset.path / shard.file)) != stamps[shard.file]]
         problems = dataset.verify_shards(unknown[ranks.rank :: ranks.world_size])
         problems = [problem for part in ranks.gather(problems) for problem in part]
         if problems:
-            raise OptionError(
+            raise UserError(
                 f"{problems[0]}{f' (and {len(problems) - 1} more)' if len(problems) > 1 else ''}: "
                 f"see `ecg-data verify {dataset.path}`, and build the dataset again"
             )
@@ -255,11 +255,11 @@ def _find_start(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path, Chec
         last = checkpoints.last_step()
         if last is not None and last > info.step:
             # They would count as the newest ones, which are kept and gone on from.
-            raise OptionError(
+            raise UserError(
                 f"{config.output_dir}: holds checkpoints of later steps, up to {last}, than {path}: give another "
                 f"output_dir, or resume=auto to go on with the run in it"
             )
         return path, info
     if checkpoints.newest() is not None:
-        raise OptionError(f"{config.output_dir}: holds a run already: give another output_dir, or resume=auto to go on with it")
+        raise UserError(f"{config.output_dir}: holds a run already: give another output_dir, or resume=auto to go on with it")
     return None

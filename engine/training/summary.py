@@ -9,7 +9,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
-from engine.training.sinks import read_rows
+from engine.training.metric_writers import read_rows
 
 # The paper's length of pre-training: figures are given for it so that runs of any length compare.
 _PAPER_EPOCHS = 200
@@ -37,7 +37,7 @@ class Summary:
     zero_stage: int
 
 
-def summarise(
+def summarize(
     metrics: Path, *, num_crops: int, world_size: int, device: str, precision: str, zero_stage: int, peak_flops: float
 ) -> Summary:
     """Computes the closing figures from a run's ``metrics.jsonl``, which must hold at least one training row."""

@@ -1,4 +1,4 @@
-"""How fast a run is, and how fast it could be: crops per second, model FLOPs utilisation, memory.
+"""How fast a run is, and how fast it could be: crops per second, model FLOPs utilization, memory.
 
 MFU counts matrix products and convolutions only, forward once and backward twice, nothing for recomputation, against the
 measured rate of one large matrix product on the same device in the same precision, in the formulation that the model takes.

@@ -1,4 +1,4 @@
-"""The training loop: batches through the model, figures out, checkpoints on the way."""
+"""The training loop: batches through the model, metrics out, checkpoints on the way."""
 
 import json
 import math
@@ -16,12 +16,12 @@ from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
 from engine.counter_rng import fold_key
 from engine.data import Batch, CropStore, Loader
-from engine.options import OptionError, RankError
+from engine.options import RankError, UserError
 from engine.training.checkpoint import CheckpointInfo, Checkpoints
 from engine.training.distributed import Ranks, StopSignals
-from engine.training.figures import PendingFigures, StepFigures
+from engine.training.metric_writers import MetricWriter, Row
+from engine.training.metrics import PendingMetrics, StepMetrics
 from engine.training.optimizer import learning_rate
-from engine.training.sinks import Row, Sink
 from engine.training.throughput import StepClock, peak_memory_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -41,9 +41,9 @@ class Progress:
 
 
 class _Launched(NamedTuple):
-    """A step whose figures have not been read yet."""
+    """A step whose metrics have not been read yet."""
 
-    figures: PendingFigures
+    metrics: PendingMetrics
     clock: StepClock
     learning_rate: float
     cursor: int  # of the stream of crops, before the step
@@ -85,7 +85,7 @@ class Trainer:
         self.loader, self.valid_loader, self.stores = loader, valid_loader, stores
         self.checkpoints, self.info = checkpoints, info
         self.flops_per_step, self.peak_flops, self.num_steps = flops_per_step, peak_flops, num_steps
-        self.sinks: list[Sink] = []
+        self.metric_writers: list[MetricWriter] = []
         self.progress = Progress(step=info.step, saved_step=info.step)
         if info.best_valid_loss is not None:
             self.progress.best_valid_loss = info.best_valid_loss
@@ -101,7 +101,7 @@ class Trainer:
 
         Raises:
             TrainingStoppedError: after a signal; the state is saved.
-            OptionError: if the loss is no longer a number, or a checkpoint cannot be written.
+            UserError: if the loss is no longer a number, or a checkpoint cannot be written.
         """
         while self.progress.step < self.num_steps:
             self._train_step()
@@ -141,9 +141,9 @@ class Trainer:
             # Dropout is all that draws from torch's generator: seeded here, a resumed step drops what it would have dropped.
             torch.manual_seed(fold_key([self.config.seed, step, micro, self.ranks.rank]))
             row0 = (micro * self.ranks.world_size + self.ranks.rank) * self._micro_size
-            loss, figures = self._forward(batch.segments, batch.patient, step, row0)
+            loss, metrics = self._forward(batch.segments, batch.patient, step, row0)
             self.engine.backward(loss)
-            for name, value in {"loss": loss, **figures}.items():
+            for name, value in {"loss": loss, **metrics}.items():
                 part = value.detach() / self._num_accumulated
                 totals[name] = totals[name] + part if name in totals else part
             if micro == self._num_accumulated - 1 and not self._deepspeed_takes_norm:
@@ -152,7 +152,7 @@ class Trainer:
         if self._deepspeed_takes_norm:
             totals["gradient_norm"] = torch.as_tensor(self.engine.get_global_grad_norm(), device=self.ranks.device)
         self.progress.step += 1
-        pending = PendingFigures(
+        pending = PendingMetrics(
             self.progress.step,
             self.ranks,
             totals,
@@ -161,7 +161,7 @@ class Trainer:
             stop_requested=self._signals.received is not None,
         )
         clock.stop()
-        # The step before is read while this one runs on the device. Its figures may end the run, which saves this step too.
+        # The step before is read while this one runs on the device. Its metrics may end the run, which saves this step too.
         previous, self._pending = self._pending, _Launched(pending, clock, rate, cursor)
         if previous is not None:
             self._take_in(previous)
@@ -175,61 +175,61 @@ class Trainer:
     def _forward(self, segments: Tensor, patient: Tensor, step: int, row0: int) -> tuple[Tensor, dict[str, Tensor]]:
         # On the device, where a compiled graph sees a tensor: it would be compiled again for another Python number.
         numbers = (torch.full((), number, dtype=torch.int64, device=self.ranks.device) for number in (step, row0))
-        loss, figures = self.engine(segments.to(self._dtype), patient, *numbers)
-        return loss, figures
+        loss, metrics = self.engine(segments.to(self._dtype), patient, *numbers)
+        return loss, metrics
 
     def _read_pending(self) -> None:
-        """Takes in the figures of the last step, which comes before whatever must not happen after a bad one."""
+        """Takes in the metrics of the last step, which comes before whatever must not happen after a bad one."""
         if self._pending is not None:
             pending, self._pending = self._pending, None
             self._take_in(pending)
 
     def _take_in(self, launched: _Launched) -> None:
-        """Gives the figures of a step to the sinks, and ends the run if they are a reason to."""
-        figures = launched.figures.read()
+        """Gives the metrics of a step to the metric_writers, and ends the run if they are a reason to."""
+        metrics = launched.metrics.read()
         seconds = launched.clock.seconds
         crops_per_second = self.config.train.batch_size / seconds
         row: dict[str, float | int] = {
-            "step": figures.step,
-            **figures.means,
+            "step": metrics.step,
+            **metrics.means,
             "learning_rate": launched.learning_rate,
             "epoch": (launched.cursor + self.config.train.batch_size) / self.stores["train"].num_crops,
             "crops_per_second": crops_per_second,
             "mfu": self.flops_per_step / seconds / self.peak_flops,
-            "data_wait_share": figures.data_wait_seconds / seconds,
-            "peak_memory_gb": figures.peak_memory_bytes / 1e9,
+            "data_wait_share": metrics.data_wait_seconds / seconds,
+            "peak_memory_gb": metrics.peak_memory_bytes / 1e9,
             "step_seconds": seconds,
         }
-        last = figures.step == self.num_steps
-        if figures.step % self.config.logging.every_steps == 0 or last or figures.nonfinite_ranks:
+        last = metrics.step == self.num_steps
+        if metrics.step % self.config.logging.every_steps == 0 or last or metrics.nonfinite_ranks:
             self._write("train", row)
-        if figures.nonfinite_ranks:
-            self._stop_on_nonfinite(figures, launched.cursor)
-        if figures.stop_requested:
+        if metrics.nonfinite_ranks:
+            self._stop_on_nonfinite(metrics, launched.cursor)
+        if metrics.stop_requested:
             self._stop_on_signal()
 
     def _write(self, kind: str, row: Row) -> None:
-        for sink in self.sinks:
+        for writer in self.metric_writers:
             try:
-                sink.write(kind, row)
+                writer.write(kind, row)
             except OSError as error:
                 raise RankError(
-                    f"{self.config.output_dir}: the figures of step {row['step']} could not be written ({error.strerror}): see "
+                    f"{self.config.output_dir}: the metrics of step {row['step']} could not be written ({error.strerror}): see "
                     f"that the disk has room, then start again; the checkpoints are whole"
                 ) from error
 
-    def _stop_on_nonfinite(self, figures: StepFigures, cursor: int) -> None:
+    def _stop_on_nonfinite(self, metrics: StepMetrics, cursor: int) -> None:
         """Names the step and the crops, all of them in a file, and ends the run before anything is saved."""
         rows = self.loader.order.indices(cursor, self.config.train.batch_size)
         keys = self.stores["train"].keys(rows)
-        name = self.config.output_dir / f"nonfinite-step-{figures.step:08d}.json"
-        content = json.dumps({"step": figures.step, "figures": figures.means, "keys": keys}, indent=1)
-        self.ranks.first(lambda: write_text(name, content))
-        culprits = sorted(key for key, value in figures.means.items() if not math.isfinite(value))
+        name = self.config.output_dir / f"nonfinite-step-{metrics.step:08d}.json"
+        content = json.dumps({"step": metrics.step, "metrics": metrics.means, "keys": keys}, indent=1)
+        self.ranks.on_main_rank(lambda: write_text(name, content))
+        culprits = sorted(key for key, value in metrics.means.items() if not math.isfinite(value))
         good = self.checkpoints.folder / f"step-{self.progress.saved_step:08d}"
         kept = f"the last good checkpoint is {good}" if self.progress.saved_step > 0 else "no checkpoint had been written"
-        raise OptionError(
-            f"step {figures.step}: {', '.join(culprits)} is not finite; batch keys {', '.join(keys[:4])}, … "
+        raise UserError(
+            f"step {metrics.step}: {', '.join(culprits)} is not finite; batch keys {', '.join(keys[:4])}, … "
             f"(all {len(keys)} in {name}); "
             f"{kept}: lower the learning rate, clip the gradients, or look at those crops"
         )
@@ -272,19 +272,19 @@ class Trainer:
             for number in range(num_batches):
                 batch = self._next_batch(self.valid_loader)
                 row0 = number * per_batch + self.ranks.rank * self._micro_size
-                loss, figures = self._forward(batch.segments, batch.patient, 0, row0)
-                for name, value in {"loss": loss, **figures}.items():
+                loss, metrics = self._forward(batch.segments, batch.patient, 0, row0)
+                for name, value in {"loss": loss, **metrics}.items():
                     totals[name] = totals.get(name, torch.zeros_like(value)) + value / num_batches
-        pending = PendingFigures(
+        pending = PendingMetrics(
             self.progress.step, self.ranks, totals, data_wait_seconds=0.0, peak_memory_bytes=0, stop_requested=False
         )
-        figures_read = pending.read()
-        self._write("valid", {"step": self.progress.step, **figures_read.means})
-        return figures_read.means["loss"]
+        metrics_read = pending.read()
+        self._write("valid", {"step": self.progress.step, **metrics_read.means})
+        return metrics_read.means["loss"]
 
 
 def _gradient_norm(engine: Any) -> Tensor:
-    """The norm of the averaged gradients of all ranks, before the optimiser's step; nothing waits for the device."""
+    """The norm of the averaged gradients of all ranks, before the optimizer's step; nothing waits for the device."""
     if not engine.zero_optimization_stage():
         return _norm(parameter.grad for parameter in engine.module.parameters())
     # With ZeRO each rank holds a part. DeepSpeed's own function for it copies a number to the device, and waits.

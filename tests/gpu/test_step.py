@@ -17,7 +17,7 @@ from tiny_model import random_batch, tiny_model
 from engine.config_files import load_config
 from engine.training import micro_batch
 from engine.training.distributed import Ranks, choose_device, start, stop
-from engine.training.figures import PendingFigures
+from engine.training.metrics import PendingMetrics
 from engine.training.micro_batch import resolve_micro_batch_size
 from engine.training.setup import make_engine, make_model
 from engine.training.trainer import _gradient_norm
@@ -73,7 +73,7 @@ def train_without_waiting(ranks: Ranks, stage: int) -> None:
         engine.backward(loss)
         means = {**figures, "loss": loss.detach(), "gradient_norm": _gradient_norm(engine)}
         engine.step()
-        pending = PendingFigures(number, ranks, means, data_wait_seconds=0.0, peak_memory_bytes=0, stop_requested=False)
+        pending = PendingMetrics(number, ranks, means, data_wait_seconds=0.0, peak_memory_bytes=0, stop_requested=False)
         torch.cuda.set_sync_debug_mode("default")
         patch.undo()
         read = pending.read()

@@ -64,7 +64,7 @@ def name_of(case: tuple[str, int]) -> str:
 
 
 class Rows:
-    """A sink that keeps the losses."""
+    """A writer that keeps the losses."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, float]] = []
@@ -95,12 +95,12 @@ def train(case: tuple[str, int], ranks: Ranks, dataset: Path, out: Path) -> list
     words += [f"train.micro_batch_size={PAIRS_AT_A_TIME // ranks.world_size}", f"leads={case[1]}"]
     words += [f"data.path={dataset}", f"output_dir={out / name_of(case)}"]
     trainer = prepare(load_config([file], words), ranks)
-    sink = Rows()
-    trainer.sinks = [sink]
+    writer = Rows()
+    trainer.metric_writers = [writer]
     trainer.run()
     trainer.close()
     trainer.engine.destroy()
-    return sink.rows
+    return writer.rows
 
 
 @pytest.fixture(scope="module")

@@ -132,6 +132,6 @@ def draw_between(limits: tuple[float, float], uniform: npt.NDArray[Any]) -> npt.
     return uniform * (high - low) + low
 
 
-def hits(p: float, uniform: Floats) -> npt.NDArray[np.bool_]:
+def bernoulli(p: float, uniform: Floats) -> npt.NDArray[np.bool_]:
     """Whether segments have the noise: draws from U(0, 1) [S] -> [S, 1, 1, 1], true with probability p."""
     return (uniform < p)[:, None, None, None]

@@ -23,10 +23,10 @@ from engine.data.augmentations.base import (
     Positions,
     Probability,
     Range,
+    bernoulli,
     check_order,
     draw_between,
     draw_words,
-    hits,
 )
 
 
@@ -61,7 +61,7 @@ class BaselineShift(Noise):
         _, uniform = draw_words(self._key, segments, 1 + 3 * self._num_leads)
         draws = uniform[:, 1:].reshape(-1, 1, 3, self._num_leads, 1)
         offset, (length, start) = draws[:, :, 0], draws[:, :, 1:].astype(np.float64).transpose(2, 0, 1, 3, 4)
-        weights = draw_between(self._options.offset_mv, offset) * hits(self._options.p, uniform[:, 0])
+        weights = draw_between(self._options.offset_mv, offset) * bernoulli(self._options.p, uniform[:, 0])
         num_samples = np.rint(draw_between(self._options.span, length) * SEGMENT_SAMPLES)
         first = np.floor(start * (SEGMENT_SAMPLES - num_samples + 1))
         return NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))

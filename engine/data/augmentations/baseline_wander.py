@@ -30,9 +30,9 @@ from engine.data.augmentations.base import (
     NotNegativeRange,
     Positions,
     Probability,
+    bernoulli,
     draw_between,
     draw_words,
-    hits,
 )
 from engine.data.augmentations.noise_leads import NoiseLeads
 from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
@@ -87,7 +87,7 @@ class BaselineWander(Noise):
         columns = np.split(np.arange(words.shape[1]), [2, 2 + num_components, 2 + 2 * num_components])
         _, of_amplitude, of_phase, of_scale = columns
         scale = ndtri(uniform[:, of_scale].astype(np.float64)) * options.scale_std + options.scale_mean
-        weights = self._leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * hits(options.p, uniform[:, 0])
+        weights = self._leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * bernoulli(options.p, uniform[:, 0])
         step = draw_between(options.frequency_step_hz, uniform[:, 1].astype(np.float64))
         amplitude = draw_between(options.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
         phase = words[:, of_phase][..., None, None]

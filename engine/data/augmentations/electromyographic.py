@@ -26,8 +26,8 @@ from engine.data.augmentations.base import (
     NotNegativeRange,
     Positions,
     Probability,
+    bernoulli,
     draw_words,
-    hits,
 )
 from engine.data.augmentations.noise_leads import NoiseLeads
 
@@ -68,7 +68,7 @@ class Electromyographic(Noise):
     def draw(self, segments: Positions) -> NoiseDraws:
         """Draws which segments have noise; the detail is the key of a segment's words, a word [S, 1, 1, 1]."""
         _, uniform = draw_words(self._gate_key, segments, 1)
-        weights = hits(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
+        weights = bernoulli(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
         keys = row_keys(self._noise_key, torch.from_numpy(segments)).numpy().view(np.uint32)
         return NoiseDraws(weights, (keys[:, None, None, None],))
 

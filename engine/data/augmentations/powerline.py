@@ -23,9 +23,9 @@ from engine.data.augmentations.base import (
     Positions,
     Positive,
     Probability,
+    bernoulli,
     draw_between,
     draw_words,
-    hits,
 )
 from engine.data.augmentations.noise_leads import NoiseLeads
 from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
@@ -72,7 +72,7 @@ class Powerline(Noise):
         options, num_sources = self._options, self._leads.num_sources
         words, uniform = draw_words(self._key, segments, 3 + options.num_harmonics * num_sources)
         amplitude = draw_between(options.amplitude_mv, uniform[:, 3:]).reshape(-1, options.num_harmonics, num_sources, 1)
-        weights = self._leads.mix(NUMPY_OPS, amplitude) * hits(options.p, uniform[:, 0])
+        weights = self._leads.mix(NUMPY_OPS, amplitude) * bernoulli(options.p, uniform[:, 0])
         choice = (uniform[:, 1].astype(np.float64) * len(options.frequencies_hz)).astype(np.int64)
         increment = harmonic_increments(np.array(options.frequencies_hz)[choice], options.num_harmonics)
         phase = np.broadcast_to(words[:, 2, None, None, None], increment.shape)

@@ -5,7 +5,7 @@ import guard
 import pytest
 from guard import Guard, Turn, is_too_slow, read_record
 
-from engine.options import OptionError
+from engine.options import UserError
 
 ENVIRONMENT: dict[str, Any] = {"cpu": "a CPU", "gpus": []}
 
@@ -62,5 +62,5 @@ def test_another_machine_is_warned_of(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def test_without_a_record_the_user_is_told_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="--record"):
+    with pytest.raises(UserError, match="--record"):
         read_record(tmp_path / "guard-cpu.json")

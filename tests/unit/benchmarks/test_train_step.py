@@ -9,7 +9,7 @@ import train_step
 from _steps import step_config
 from _tables import headline, tables
 
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks
 
 RANKS = Ranks(0, 1, torch.device("cpu"))
@@ -55,7 +55,7 @@ def test_all_steps_are_measured_before_the_parts_of_any(tmp_path: Path, monkeypa
 
 def test_parts_of_several_micro_batches_are_refused_at_once(tmp_path: Path) -> None:
     config = step_config(4, "fp32", 0, ["train.micro_batch_size=2"])
-    with pytest.raises(OptionError, match="--breakdown is of one micro-batch"):
+    with pytest.raises(UserError, match="--breakdown is of one micro-batch"):
         train_step._measure_all([config], RANKS, arguments(tmp_path / "out.json", breakdown=True))
 
 

@@ -22,6 +22,8 @@ from data_tools.augmentations import (
 )
 from data_tools.leads import LEADS
 
+GOLDEN = Path(__file__).parents[2] / "golden"
+
 _AMPLITUDE = st.floats(0, 0.5)
 _PHASE = st.floats(0, 2 * math.pi)
 
@@ -142,9 +144,8 @@ def test_turning_comes_before_scaling() -> None:
     assert np.abs(both - turned_heart(turned_heart(once, np.zeros(3), scales), angles, np.ones(3))).max() > 0.05
 
 
-@pytest.mark.shared
-def test_3kg_views_are_those_of_the_official_implementation(shared: Path) -> None:
-    golden = np.load(shared / "golden" / "contrastive.npz")
+def test_3kg_views_are_those_of_the_official_implementation() -> None:
+    golden = np.load(GOLDEN / "contrastive.npz")
     views = three_kg_view(golden["3kg_in"], golden["3kg_angles_deg_zyx"], golden["3kg_scales"], golden["3kg_mask_start"])
     for view, expected in zip(views, (golden["3kg_view1"], golden["3kg_view2"]), strict=True):
         np.testing.assert_allclose(view, expected, atol=1e-12)

@@ -132,7 +132,7 @@ def test_a_missing_lead_is_marked_where_nothing_was_added(crop: NDArray[np.int16
     assert drawn.count("missing") in {1, 2}  # the original, and lead masking unless it masked it
 
 
-def test_neighbours_keep_clear_where_they_come_close() -> None:
+def test_neighbors_keep_clear_where_they_come_close() -> None:
     signals = np.zeros((2, 3, 500))
     signals[1, 0, 100:110] = -2.0  # 20 mm down, on the second sheet only
     close, far = signals.copy(), signals.copy()
@@ -156,7 +156,7 @@ def test_gallery_from_the_command_line(recordings_dataset: Path, tmp_path: Path,
     assert default == zero != seven
     assert main([*command, str(tmp_path / "gallery.png")]) == 0
     with Image.open(tmp_path / "gallery.png") as image:
-        assert image.width == 624 * 8  # millimetres, pixels to each
+        assert image.width == 624 * 8  # millimeters, pixels to each
         assert sum(image.convert("L").histogram()[:77]) > 0.01 * image.width * image.height  # ink
 
 

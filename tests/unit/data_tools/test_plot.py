@@ -66,7 +66,7 @@ def test_png_says_its_size(signal: NDArray[np.int16], tmp_path: Path) -> None:
     content = (tmp_path / "crop.png").read_bytes()
     place = content.index(b"pHYs") + 4
     x, y, unit = struct.unpack(">IIB", content[place : place + 9])
-    assert (x, y, unit) == (10_000, 10_000, 1)  # pixels to the metre: ten to the millimetre
+    assert (x, y, unit) == (10_000, 10_000, 1)  # pixels to the meter: ten to the millimeter
     image = matplotlib.image.imread(tmp_path / "crop.png")
     assert image.shape[1] == 2900
     assert (image[..., :3].max(axis=2) < 0.3).mean() > 0.01  # ink

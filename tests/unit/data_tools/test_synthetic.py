@@ -56,7 +56,7 @@ def cohort() -> tuple[Simulated, ...]:
     return tuple(found)
 
 
-def labelled(code: str) -> list[Simulated]:
+def labeled(code: str) -> list[Simulated]:
     """The recordings with a code, never none."""
     found = [item for item in cohort() if code in item.plan.labels]
     assert found
@@ -107,7 +107,7 @@ def test_every_condition_occurs_once_in_eight_patients() -> None:
     ("code", "low", "high"), [(SINUS_BRADYCARDIA, 35, 60), (SINUS_RHYTHM, 60, 100), (SINUS_TACHYCARDIA, 100, 160)]
 )
 def test_measured_heart_rate_agrees_with_the_label(code: str, low: float, high: float) -> None:
-    for item in labelled(code):
+    for item in labeled(code):
         if PREMATURE_VENTRICULAR not in item.plan.labels:
             assert low < heart_rate(item.signal) < high, item.plan.name
 
@@ -117,13 +117,13 @@ def test_fibrillation_is_less_regular_than_any_sinus_rhythm() -> None:
         cycles = np.diff(r_peaks(item.signal))
         return float(cycles.std() / cycles.mean())
 
-    fibrillation = [irregularity(item) for item in labelled(ATRIAL_FIBRILLATION)]
-    sinus = [irregularity(item) for item in labelled(SINUS_RHYTHM) if PREMATURE_VENTRICULAR not in item.plan.labels]
+    fibrillation = [irregularity(item) for item in labeled(ATRIAL_FIBRILLATION)]
+    sinus = [irregularity(item) for item in labeled(SINUS_RHYTHM) if PREMATURE_VENTRICULAR not in item.plan.labels]
     assert min(fibrillation) > max(sinus)
 
 
 def test_fibrillation_has_fibrillatory_waves_and_no_p_wave() -> None:
-    for item in labelled(ATRIAL_FIBRILLATION):
+    for item in labeled(ATRIAL_FIBRILLATION):
         assert (item.beats.kind == BeatKind.FIBRILLATION).all()
     for seed in range(20):
         seconds = np.arange(10 * SAMPLING_RATE) / SAMPLING_RATE
@@ -160,7 +160,7 @@ def test_qrs_is_wide_in_bundle_branch_blocks_alone() -> None:
 
 
 def test_left_block_is_negative_in_v1_and_positive_without_q_in_v6_with_discordant_t() -> None:
-    for item in labelled(LEFT_BUNDLE_BRANCH_BLOCK):
+    for item in labeled(LEFT_BUNDLE_BRANCH_BLOCK):
         beat = mean_beat(item)
         v1, v6 = beat[LEADS.index("V1")] - beat[6, :45].mean(), beat[LEADS.index("V6")] - beat[11, :45].mean()
         qrs, t_wave = slice(50, 130), slice(170, 260)
@@ -170,7 +170,7 @@ def test_left_block_is_negative_in_v1_and_positive_without_q_in_v6_with_discorda
 
 
 def test_right_block_has_a_late_r_in_v1_and_a_wide_s_in_v6() -> None:
-    for item in labelled(RIGHT_BUNDLE_BRANCH_BLOCK):
+    for item in labeled(RIGHT_BUNDLE_BRANCH_BLOCK):
         beat = mean_beat(item)
         v1, v6 = beat[LEADS.index("V1")], beat[LEADS.index("V6")]
         late = slice(90, 120)
@@ -206,7 +206,7 @@ def test_a_premature_beat_is_wide_with_a_t_wave_against_its_qrs() -> None:
     for number in range(NUM_PATIENTS):
         ectopic = draw_patient(7, number).anatomy.ectopic
         assert 0.14 < ectopic.qrs.end < 0.20
-        main, t_wave = ectopic.qrs.vector[1], ectopic.repolarisation.vector[0]
+        main, t_wave = ectopic.qrs.vector[1], ectopic.repolarization.vector[0]
         assert main @ t_wave / np.linalg.norm(main) / np.linalg.norm(t_wave) == pytest.approx(-1)
 
 

@@ -6,7 +6,7 @@ import yaml
 
 from engine.config import RunConfig
 from engine.config_files import load_config
-from engine.options import OptionError
+from engine.options import UserError
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 PRESETS = sorted(file for file in CONFIGS.glob("pretrain/*.yaml") if file.stem != "base")
@@ -137,7 +137,7 @@ def test_later_words_win_over_files_and_earlier_words() -> None:
     ],
 )
 def test_a_mistake_is_one_line_that_says_what_would_be_right(word: str, fragments: list[str]) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(UserError) as caught:
         load(word)
     message = str(caught.value)
     assert "\n" not in message
@@ -148,7 +148,7 @@ def test_a_mistake_is_one_line_that_says_what_would_be_right(word: str, fragment
 def test_a_mistake_names_the_file_it_is_in(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"base": str(PAPER), "model": {"detph": 3}}))
-    with pytest.raises(OptionError, match=r"mine\.yaml: model\.detph: no such key; did you mean 'model\.depth'"):
+    with pytest.raises(UserError, match=r"mine\.yaml: model\.detph: no such key; did you mean 'model\.depth'"):
         load_config([file])
 
 
@@ -165,7 +165,7 @@ def test_a_mistake_names_the_file_it_is_in(tmp_path: Path) -> None:
 def test_a_broken_file_is_refused_in_one_line(tmp_path: Path, text: str, fragment: str) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(text)
-    with pytest.raises(OptionError, match=fragment) as caught:
+    with pytest.raises(UserError, match=fragment) as caught:
         load_config([file])
     assert "\n" not in str(caught.value)
 
@@ -184,14 +184,14 @@ def test_batches_are_stated_once() -> None:
 
 @pytest.mark.parametrize(("world_size", "micro"), [(5, "null"), (2, "7")])
 def test_a_batch_that_does_not_divide_is_refused(world_size: int, micro: str) -> None:
-    with pytest.raises(OptionError, match="divi"):
+    with pytest.raises(UserError, match="divi"):
         load("train.batch_size=48", f"train.micro_batch_size={micro}").deepspeed(world_size)
 
 
 def test_the_model_gets_as_many_channels_as_there_are_leads() -> None:
     assert load("data.leads=3").model.num_leads == 3
     assert load("data.leads=[I, V5]").model.num_leads == 2
-    with pytest.raises(OptionError, match=r"model\.num_leads=12"):
+    with pytest.raises(UserError, match=r"model\.num_leads=12"):
         load("data.leads=6", "model.num_leads=12")
 
 
@@ -201,32 +201,32 @@ def test_leads_is_short_for_data_leads(tmp_path: Path) -> None:
     assert load("leads=6", "data.leads=6").model.num_leads == 6
     assert load("leads=6", "leads=3").model.num_leads == 3
     for words in (("leads=6", "data.leads=3"), ("data.leads=3", "leads=6")):
-        with pytest.raises(OptionError, match=r"'leads=6': leads=6 is short for data\.leads, which 'data\.leads=3' sets to 3"):
+        with pytest.raises(UserError, match=r"'leads=6': leads=6 is short for data\.leads, which 'data\.leads=3' sets to 3"):
             load(*words)
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"base": str(PAPER), "leads": 2}))
     assert load_config([file]).model.num_leads == 2
     assert load_config([file], ["data.leads=3"]).model.num_leads == 3
     file.write_text(yaml.safe_dump({"base": str(PAPER), "leads": 2, "data": {"leads": 3}}))
-    with pytest.raises(OptionError, match=r"mine\.yaml: leads=2 is short for data\.leads"):
+    with pytest.raises(UserError, match=r"mine\.yaml: leads=2 is short for data\.leads"):
         load_config([file])
     file.write_text("base: " + str(PAPER) + "\nleads: 2\ndata:\n")
-    with pytest.raises(OptionError, match=r"mine\.yaml: data"):
+    with pytest.raises(UserError, match=r"mine\.yaml: data"):
         load_config([file])
 
 
 def test_3kg_needs_all_leads() -> None:
     preset = CONFIGS / "pretrain" / "3kg.yaml"
-    with pytest.raises(OptionError, match=r"'leads=6': the objective 3kg needs all 12 leads, got 6"):
+    with pytest.raises(UserError, match=r"'leads=6': the objective 3kg needs all 12 leads, got 6"):
         load_config([preset], ["leads=6"])
 
 
 def test_an_unknown_preset_names_the_nearest(tmp_path: Path) -> None:
     folder = CONFIGS / "pretrain"
     for wrong, right in (("w2v_cmcs.yaml", "w2v_cmsc.yaml"), ("w2v_cmsc_rlm", "w2v_cmsc_rlm.yaml"), ("3gk.yaml", "3kg.yaml")):
-        with pytest.raises(OptionError) as caught:
+        with pytest.raises(UserError) as caught:
             load_config([folder / wrong])
         assert str(caught.value).endswith(f"cannot be read: No such file or directory; did you mean '{folder / right}'?")
     for hopeless in (folder / "quantum", folder / "nonsense.yaml", tmp_path / "nowhere" / "w2v.yaml", tmp_path):
-        with pytest.raises(OptionError, match=r"cannot be read: [\w ]+$"):
+        with pytest.raises(UserError, match=r"cannot be read: [\w ]+$"):
             load_config([hopeless])

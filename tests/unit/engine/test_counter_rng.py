@@ -56,7 +56,7 @@ def test_rows_columns_steps_seeds_and_streams_are_independent() -> None:
         assert abs(correlation((a - 0.5).abs(), (b - 0.5).abs())) < 4.5 / math.sqrt(n), name
 
 
-def test_pairs_of_neighbours_fill_the_square() -> None:
+def test_pairs_of_neighbors_fill_the_square() -> None:
     base = numbers()
     cells = 16
     for a, b in ((base[:-1], base[1:]), (base[:, :-1], base[:, 1:])):

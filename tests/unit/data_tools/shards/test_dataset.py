@@ -139,7 +139,7 @@ def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str
 
 def test_fields_of_a_later_minor_version_are_read_past(folder: Path) -> None:
     before = read_manifest(folder)
-    change_manifest(folder, colour="red")
+    change_manifest(folder, color="red")
     assert read_manifest(folder) == before
 
 

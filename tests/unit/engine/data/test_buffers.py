@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.data.buffers import BufferPool, UnderWay
+from engine.data.buffers import BufferPool, InFlightCopies
 
 
 def address(array: NDArray[Any]) -> int:
@@ -46,7 +46,7 @@ def test_tensors_and_slices_keep_the_memory() -> None:
 
 def test_on_the_cpu_nothing_is_under_way() -> None:
     pool = BufferPool((8,), torch.float32)
-    under_way = UnderWay(torch.device("cpu"))
+    under_way = InFlightCopies(torch.device("cpu"))
     array = pool.take()
     place = address(array)
     under_way.hold(array)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, best_loader, make_loader
-from engine.options import OptionError
+from engine.options import UserError
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_auto_takes_the_best_loader_and_says_so(store: CropStore, order: SampleO
 
 
 def test_dali_asked_for_but_not_installed_is_one_clear_line(store: CropStore, order: SampleOrder, no_dali: None) -> None:
-    with pytest.raises(OptionError, match=r"not installed; pip install .*data\.loader=torch") as error:
+    with pytest.raises(UserError, match=r"not installed; pip install .*data\.loader=torch") as error:
         make_loader(DataOptions(loader="dali"), store, order, seed=1, batch_size=2)
     assert "\n" not in str(error.value)
 
@@ -62,7 +62,7 @@ def test_cuda_without_a_gpu_is_one_clear_line(
     store: CropStore, order: SampleOrder, name: Literal["dali", "torch"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(OptionError, match="'cuda' was asked for, but no CUDA device is visible") as error:
+    with pytest.raises(UserError, match="'cuda' was asked for, but no CUDA device is visible") as error:
         make_loader(DataOptions(loader=name), store, order, seed=1, batch_size=2, device="cuda")
     assert "\n" not in str(error.value)
 
@@ -80,10 +80,10 @@ def test_numbers_that_do_not_fit_are_refused(
     store: CropStore, order: SampleOrder, changes: dict[str, int], message: str
 ) -> None:
     arguments: dict[str, Any] = {"seed": 1, "batch_size": 2, **changes}
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(UserError, match=message):
         make_loader(DataOptions(loader="torch"), store, order, **arguments)
 
 
 def test_an_order_of_another_split_is_refused(store: CropStore) -> None:
-    with pytest.raises(OptionError, match="order is of 7 crops"):
+    with pytest.raises(UserError, match="order is of 7 crops"):
         make_loader(DataOptions(loader="torch"), store, SampleOrder(7, 1), seed=1, batch_size=2)

@@ -15,7 +15,7 @@ from engine.data.augmentations import (
     make_augmentations,
 )
 from engine.data.augmentations.base import AugmentationChoice, LeadFactor
-from engine.options import OptionError
+from engine.options import UserError
 
 
 @pytest.mark.parametrize("num_leads", LEAD_COMBINATIONS)
@@ -32,7 +32,7 @@ def test_names_come_out_in_canonical_order_whatever_their_spelling() -> None:
     [(5, "there are 12, 6, 3, 2, 1"), (["I", "X"], "no lead 'X'"), (["I", "i"], "each once"), ([], "each once")],
 )
 def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
+    with pytest.raises(UserError, match=message):
         find_leads(leads)
     with pytest.raises(ValidationError, match=message):
         DataOptions(leads=leads)

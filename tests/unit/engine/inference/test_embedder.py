@@ -13,7 +13,7 @@ from data_tools.leads import LEADS
 from engine.inference import Crop, Embedder
 from engine.inference.embedder import Precision
 from engine.models import load
-from engine.options import OptionError
+from engine.options import UserError
 
 
 def make_crops(num_valid: Sequence[int], leads: tuple[str, ...] = LEADS) -> list[Crop]:
@@ -90,7 +90,7 @@ def test_a_model_of_some_leads_gets_them_in_its_own_order(tmp_path: Path) -> Non
 
 def test_leads_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
     model = load(save_tiny_encoder(tmp_path / "model", leads=("I", "II")))
-    with pytest.raises(OptionError, match=r"takes the leads I, II, and not V1"):
+    with pytest.raises(UserError, match=r"takes the leads I, II, and not V1"):
         Embedder(model, ["I", "V1"])
 
 
@@ -156,6 +156,6 @@ def test_segments_of_another_length(tmp_path: Path) -> None:
     ("config", "message"), [({"sampling_rate": 250}, "250 Hz"), ({"segment_samples": 5001}, "5001 samples")]
 )
 def test_a_model_of_other_signals_is_refused(tmp_path: Path, config: dict[str, int], message: str) -> None:
-    with pytest.raises(OptionError, match=message) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         Embedder(load(save_tiny_encoder(tmp_path / "model", **config)))
     assert "\n" not in str(caught.value)

@@ -82,11 +82,11 @@ def test_a_key_that_is_there_already_is_refused(tmp_path: Path) -> None:
             store.add(["b"], np.zeros((1, 1, 1), np.float32), np.array([1]))
 
 
-def test_losses_come_back_in_order(tmp_path: Path) -> None:
+def test_skipped_recordings_come_back_in_order(tmp_path: Path) -> None:
     with EmbeddingStore(tmp_path, 1, 1) as store:
-        store.add_loss("b", "NaN")
-        store.add_loss("a", "flat")
-        assert list(store.losses()) == [("b", "NaN"), ("a", "flat")]
+        store.add_skipped("b", "NaN")
+        store.add_skipped("a", "flat")
+        assert list(store.skipped()) == [("b", "NaN"), ("a", "flat")]
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from engine.interop.native import empty_tensors, objective_section, save_model
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.feature_encoder import FeatureNorm
 from engine.objectives import OBJECTIVES
-from engine.options import OptionError
+from engine.options import UserError
 
 NORMS = pytest.mark.parametrize("norm", ["group_norm", "layer_norm"])
 
@@ -40,7 +40,7 @@ def convert(
 def refused(tmp_path: Path, weights: dict[str, Tensor], **changes: object) -> str:
     """The one line with which a checkpoint is refused."""
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm", **changes), weights)
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(UserError) as error:
         import_fairseq(checkpoint, tmp_path / "model")
     assert not (tmp_path / "model").exists()
     assert "\n" not in str(error.value)
@@ -66,10 +66,9 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     return float((actual - expected).norm() / expected.norm())
 
 
-@pytest.mark.shared
 @NORMS
-def test_gives_the_official_outputs(shared: Path, tmp_path: Path, norm: FeatureNorm) -> None:
-    golden = load_golden(shared / "golden", norm)
+def test_gives_the_official_outputs(tmp_path: Path, norm: FeatureNorm) -> None:
+    golden = load_golden(norm)
     model = convert(tmp_path, official_weights(golden), norm)
     with torch.no_grad():
         output = model.encoder(golden["source"])
@@ -81,10 +80,9 @@ def test_gives_the_official_outputs(shared: Path, tmp_path: Path, norm: FeatureN
     assert_identical(exported(tmp_path), official_weights(golden))
 
 
-@pytest.mark.shared
 @NORMS
-def test_fine_tuned_gives_the_official_logits(shared: Path, tmp_path: Path, norm: FeatureNorm) -> None:
-    golden = load_golden(shared / "golden", norm)
+def test_fine_tuned_gives_the_official_logits(tmp_path: Path, norm: FeatureNorm) -> None:
+    golden = load_golden(norm)
     weights = fine_tuned(official_weights(golden))
     model = convert(
         tmp_path,
@@ -204,7 +202,7 @@ def test_any_size_that_the_cfg_states(tmp_path: Path) -> None:
     save_model(tmp_path / "model", config, tensors)
     weights = exported(tmp_path)
     assert not any(name.startswith("post_extract_proj") for name in weights)
-    with pytest.raises(OptionError, match="--leads"):
+    with pytest.raises(UserError, match="--leads"):
         import_fairseq(tmp_path / "back.pt", tmp_path / "again")
     import_fairseq(tmp_path / "back.pt", tmp_path / "again", leads=["i", "ii", "v2"], normalization="zscore_per_lead")
     again = engine.models.load(tmp_path / "again")
@@ -217,7 +215,7 @@ def test_a_projection_that_has_no_official_form_is_refused(tmp_path: Path) -> No
     options = EncoderOptions(feature_channels=32, width=32, depth=1, num_heads=4, mlp_width=8, pos_kernel=4, pos_groups=4)
     config = ModelConfig(kind="encoder", encoder=options)
     save_model(tmp_path / "model", config, {n: torch.ones(t.shape) for n, t in empty_tensors("here", config).items()})
-    with pytest.raises(OptionError, match="not the identity"):
+    with pytest.raises(UserError, match="not the identity"):
         export_fairseq(tmp_path / "model", tmp_path / "back.pt")
     assert not (tmp_path / "back.pt").exists()
 
@@ -234,7 +232,7 @@ def test_label_names_from_a_file(tmp_path: Path, suffix: str) -> None:
     assert engine.models.load(tmp_path / "model").config.labels == LABELS
     assert not any("label_0" in note for note in notes)
     labels.write_text("name\nAF\n" if header else "AF\n")
-    with pytest.raises(OptionError, match="names 1 different labels"):
+    with pytest.raises(UserError, match="names 1 different labels"):
         import_fairseq(checkpoint, tmp_path / "other", labels=labels)
 
 
@@ -246,7 +244,7 @@ def test_a_csv_file_of_something_else_is_one_line(tmp_path: Path, content: bytes
     cfg = golden_cfg("group_norm", _name="ecg_transformer_classifier", num_labels=NUM_LABELS)
     checkpoint = save_checkpoint(tmp_path / "dx.pt", cfg, fine_tuned(random_weights("group_norm")))
     (tmp_path / "labels.csv").write_bytes(content)
-    with pytest.raises(OptionError, match=word) as error:
+    with pytest.raises(UserError, match=word) as error:
         import_fairseq(checkpoint, tmp_path / "model", labels=tmp_path / "labels.csv")
     assert "labels.csv" in str(error.value)
     assert "\n" not in str(error.value)
@@ -264,11 +262,11 @@ def test_what_a_checkpoint_does_not_say_is_told(tmp_path: Path) -> None:
     assert "somebody" not in (tmp_path / "model" / "config.json").read_text()
 
 
-def test_standardised_input_is_not_passed_over(tmp_path: Path) -> None:
+def test_standardized_input_is_not_passed_over(tmp_path: Path) -> None:
     cfg = golden_cfg("group_norm")
     cfg["task"]["normalize"] = True
     checkpoint = save_checkpoint(tmp_path / "official.pt", cfg, random_weights("group_norm"))
-    with pytest.raises(OptionError, match="--normalization none"):
+    with pytest.raises(UserError, match="--normalization none"):
         import_fairseq(checkpoint, tmp_path / "model")
     import_fairseq(checkpoint, tmp_path / "model", normalization="none")
 
@@ -293,9 +291,9 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
 def test_the_wrong_number_of_leads_is_refused(tmp_path: Path) -> None:
     assert "--leads" in refused(tmp_path, random_weights("group_norm"), in_d=6)
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
-    with pytest.raises(OptionError, match=r"2 names, but the model .* takes 12"):
+    with pytest.raises(UserError, match=r"2 names, but the model .* takes 12"):
         import_fairseq(checkpoint, tmp_path / "model", leads=["I", "II"])
-    with pytest.raises(OptionError, match="no lead 'X1'"):
+    with pytest.raises(UserError, match="no lead 'X1'"):
         import_fairseq(checkpoint, tmp_path / "model", leads=["X1"])
 
 
@@ -307,7 +305,7 @@ def test_broken_numbers_are_refused(tmp_path: Path) -> None:
     weights = random_weights("group_norm")
     weights["encoder.layers.0.fc1.weight"][3, 4] = float("nan")
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), weights)
-    with pytest.raises(OptionError, match="NaN"):
+    with pytest.raises(UserError, match="NaN"):
         import_fairseq(checkpoint, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -321,7 +319,7 @@ def test_what_is_no_weight_is_refused(tmp_path: Path, value: object) -> None:
 @pytest.mark.parametrize("content", [{}, [1, 2], {"model": {}}, {"state_dict": {"w": torch.zeros(2)}}, torch.zeros(3)])
 def test_another_kind_of_checkpoint_is_refused(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "other.pt")
-    with pytest.raises(OptionError, match="no checkpoint of fairseq-signals"):
+    with pytest.raises(UserError, match="no checkpoint of fairseq-signals"):
         import_fairseq(tmp_path / "other.pt", tmp_path / "model")
 
 
@@ -329,9 +327,9 @@ def test_existing_files_are_left_alone(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         import_fairseq(checkpoint, tmp_path / "model")
     assert [path.name for path in (tmp_path / "model").iterdir()] == ["notes.txt"]
     import_fairseq(checkpoint, tmp_path / "free")
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         export_fairseq(tmp_path / "free", checkpoint)

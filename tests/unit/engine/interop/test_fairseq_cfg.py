@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.interop.fairseq_cfg import MODELS, parse_conv_layers, read_cfg
-from engine.options import OptionError
+from engine.options import UserError
 
 TRIPLES = st.lists(st.tuples(*[st.integers(0, 999_999)] * 3), min_size=1, max_size=4)
 
@@ -54,7 +54,7 @@ def test_anything_else_is_refused(value: object) -> None:
 
 
 def mistake(cfg: Any) -> str:
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(UserError) as error:
         read_cfg("file.pt", cfg)
     assert str(error.value).startswith("file.pt: cfg")
     assert "\n" not in str(error.value)

@@ -15,7 +15,7 @@ from engine.interop.onnx_export import export_onnx
 from engine.models import ClassificationHead, Encoder, ModelConfig
 from engine.models.feature_encoder import FeatureNorm
 from engine.models.pretrained import Normalization
-from engine.options import OptionError
+from engine.options import UserError
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -99,17 +99,17 @@ def test_a_file_that_gives_something_else_is_not_written(
     save_model(tmp_path / "model", "group_norm", "zscore_per_lead", seed=1, is_classifier=True)
     content = classifier[1].read_bytes()  # of the same model with other weights
     monkeypatch.setattr(onnx_export, "_export", lambda _model: content)
-    with pytest.raises(OptionError, match="not written"):
+    with pytest.raises(UserError, match="not written"):
         export_onnx(tmp_path / "model", tmp_path / "model.onnx")
     assert not (tmp_path / "model.onnx").exists()
 
 
 def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    with pytest.raises(OptionError, match=r"onnxruntime is not installed: pip install 'ecg-engine\[onnx\]'"):
+    with pytest.raises(UserError, match=r"onnxruntime is not installed: pip install 'ecg-engine\[onnx\]'"):
         export_onnx(tmp_path / "model", tmp_path / "model.onnx")
 
 
 def test_an_existing_file_is_left_alone(classifier: tuple[Path, Path]) -> None:
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         export_onnx(*classifier)

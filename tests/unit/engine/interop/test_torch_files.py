@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.interop.torch_files import read_torch_file
-from engine.options import OptionError
+from engine.options import UserError
 
 
 class Touch:
@@ -37,7 +37,7 @@ class Evaluate:
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(UserError) as error:
         read_torch_file(path)
     assert "\n" not in str(error.value)
     assert str(path) in str(error.value)
@@ -124,5 +124,5 @@ def test_a_damaged_file_is_refused_or_read(tmp_path_factory: pytest.TempPathFact
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("bits") / "file.pt"
     path.write_bytes(content)
-    with contextlib.suppress(OptionError):  # damage may fall on numbers, which carry no check sum
+    with contextlib.suppress(UserError):  # damage may fall on numbers, which carry no check sum
         read_torch_file(path)

@@ -18,7 +18,7 @@ from torch import Tensor
 import engine.models
 from engine.interop.native import load_tensors, objective_section
 from engine.interop.zero_checkpoint import _join_partitions, import_checkpoint
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, FileDescription
 
 SHAPES = st.dictionaries(
@@ -115,7 +115,7 @@ def test_gives_the_weights_of_the_run(tmp_path: Path, stage: int, num_ranks: int
 
 
 def refused(tmp_path: Path) -> str:
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(UserError) as error:
         import_checkpoint(tmp_path / "step", tmp_path / "model")
     assert "\n" not in str(error.value)
     assert not (tmp_path / "model").exists()

@@ -1,7 +1,5 @@
 """The encoder against the official implementation's recorded outputs, in both norm modes."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from golden_weights import golden_model, load_golden
@@ -9,7 +7,6 @@ from torch import Tensor
 
 from engine.models.feature_encoder import FeatureNorm
 
-pytestmark = pytest.mark.shared
 TOLERANCE = 1e-5
 
 
@@ -20,8 +17,8 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm"])
-def test_encoder_gives_the_recorded_outputs(shared: Path, norm: FeatureNorm) -> None:
-    golden = load_golden(shared / "golden", norm)
+def test_encoder_gives_the_recorded_outputs(norm: FeatureNorm) -> None:
+    golden = load_golden(norm)
     encoder = golden_model(golden, norm).encoder
     with torch.no_grad():
         assert_close(encoder.features(golden["source"]).mT, golden["conv_features"])

@@ -1,4 +1,4 @@
-"""Layers: dtypes, initialisation, and the scaled gradient."""
+"""Layers: dtypes, initialization, and the scaled gradient."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_layers_follow_their_input_and_keep_fp32_weights(layer: nn.Module, dtype
         assert parameter.grad.dtype == torch.float32
 
 
-def test_linear_is_initialised_as_in_bert() -> None:
+def test_linear_is_initialized_as_in_bert() -> None:
     torch.manual_seed(0)
     layer = Linear(200, 500)
     assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)

@@ -19,7 +19,7 @@ from engine.interop.native import load_tensors, objective_section, save_model
 from engine.models import ClassificationHead, Encoder, ModelConfig, PretrainedModel
 from engine.models.heads import pool
 from engine.models.pretrained import without_storage, zscore_per_lead
-from engine.options import OptionError
+from engine.options import UserError
 
 LABELS = ("AF", "LBBB", "NSR")
 
@@ -63,7 +63,7 @@ def segments() -> Tensor:
 
 
 def refused(folder: Path) -> str:
-    with pytest.raises(OptionError) as error:
+    with pytest.raises(UserError) as error:
         engine.models.load(folder)
     assert "\n" not in str(error.value)
     assert str(folder) in str(error.value)
@@ -119,7 +119,7 @@ def test_pools_over_the_entries_that_are_not_zero() -> None:
     assert torch.equal(pool(torch.zeros(1, 4, 3)), torch.zeros(1, 3))
 
 
-def test_normalises_as_the_configuration_says(folder: Path, segments: Tensor) -> None:
+def test_normalizes_as_the_configuration_says(folder: Path, segments: Tensor) -> None:
     plain = engine.models.load(folder)
     config = plain.config.model_copy(update={"normalization": "zscore_per_lead"})
     model = PretrainedModel(config, plain.encoder)
@@ -189,7 +189,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, m
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("engine.models.pretrained.save_file", full)
-    with pytest.raises(OptionError, match="No space left"):
+    with pytest.raises(UserError, match="No space left"):
         engine.models.save(tmp_path / "model", config, tensors)
     assert not list(tmp_path.iterdir())
 
@@ -197,7 +197,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, m
 def test_an_existing_folder_is_left_alone(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     config, tensors = random_tensors("encoder")
-    with pytest.raises(OptionError, match="is there already"):
+    with pytest.raises(UserError, match="is there already"):
         engine.models.save(folder, config, tensors)
     assert (folder / "model.safetensors").read_bytes() == before
     empty = folder.parent / "empty"
@@ -253,7 +253,7 @@ def test_a_wrong_configuration_is_one_line(folder: Path, changes: dict[str, obje
 
 
 def test_sizes_that_torch_cannot_count_are_one_line() -> None:
-    with pytest.raises(OptionError, match=r"config\.json: no model can be as large"), without_storage("config.json"):
+    with pytest.raises(UserError, match=r"config\.json: no model can be as large"), without_storage("config.json"):
         nn.Linear(10**12, 10**12)
 
 
@@ -297,7 +297,7 @@ def test_weights_in_half_precision_become_fp32(folder: Path) -> None:
 def test_other_heads_are_one_line(folder: Path) -> None:
     change_weights(folder, {"objective.w2v.context_projection.bias": None})
     engine.models.load(folder)  # embeddings do not need them
-    with pytest.raises(OptionError, match=re.escape("lacks objective.w2v.context_projection.bias")):
+    with pytest.raises(UserError, match=re.escape("lacks objective.w2v.context_projection.bias")):
         load_tensors(folder)
 
 
@@ -310,10 +310,10 @@ def test_a_truncated_file_is_one_line(folder: Path, keep: int) -> None:
 
 def test_options_of_another_objective_are_one_line(folder: Path) -> None:
     rewrite(folder, objective={"name": "w2v_cmcs"})
-    with pytest.raises(OptionError, match="no objective is called 'w2v_cmcs'; known: w2v"):
+    with pytest.raises(UserError, match="no objective is called 'w2v_cmcs'; known: w2v"):
         load_tensors(folder)
     rewrite(folder, objective={"name": "cmsc", "temperatur": 1})
-    with pytest.raises(OptionError, match="temperatur: no such key"):
+    with pytest.raises(UserError, match="temperatur: no such key"):
         load_tensors(folder)
 
 

@@ -1,11 +1,9 @@
 """The objectives against the official implementation's recorded losses, in both norm modes."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
-from golden_weights import golden_draws, golden_model, load_golden, negative_positions
+from golden_weights import GOLDEN, golden_draws, golden_model, load_golden, negative_positions
 from torch import Tensor
 
 from engine.models import EncoderOptions
@@ -14,14 +12,13 @@ from engine.objectives import W2VCMSC, ThreeKG, ThreeKGDraws, ThreeKGOptions
 from engine.objectives.contrast import compare, pair_loss
 from engine.objectives.three_kg import patient_loss
 
-pytestmark = pytest.mark.shared
 TOLERANCE = 1e-5
 NORMS = ["group_norm", "layer_norm"]
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_targets_and_logits(shared: Path, norm: FeatureNorm) -> None:
-    golden = load_golden(shared / "golden", norm)
+def test_targets_and_logits(norm: FeatureNorm) -> None:
+    golden = load_golden(norm)
     model = golden_model(golden, norm)
     assert isinstance(model.objective, W2VCMSC)
     w2v, draws, mask = model.objective.w2v, golden_draws(golden), golden["mask"]
@@ -43,8 +40,8 @@ def test_targets_and_logits(shared: Path, norm: FeatureNorm) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_every_part_of_the_loss(shared: Path, norm: FeatureNorm) -> None:
-    golden = load_golden(shared / "golden", norm)
+def test_every_part_of_the_loss(norm: FeatureNorm) -> None:
+    golden = load_golden(norm)
     model = golden_model(golden, norm)
     segments = golden["source"].unflatten(0, (-1, 2))
     with torch.no_grad():
@@ -68,9 +65,9 @@ def test_every_part_of_the_loss(shared: Path, norm: FeatureNorm) -> None:
 
 
 @pytest.fixture
-def contrastive(shared: Path) -> dict[str, Tensor]:
+def contrastive() -> dict[str, Tensor]:
     """The arrays of contrastive.npz; rows 2 i and 2 i + 1 of ``features`` are a pair."""
-    with np.load(shared / "golden" / "contrastive.npz") as arrays:
+    with np.load(GOLDEN / "contrastive.npz") as arrays:
         golden = {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
     assert torch.equal(golden["pair_id"], torch.arange(12) // 2)
     assert torch.equal(golden["segment"], torch.arange(12) % 2)

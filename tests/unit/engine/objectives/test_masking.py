@@ -53,7 +53,7 @@ def test_spans_are_whole_except_at_the_end() -> None:
     assert abs(shares[10] - 0.98**10) < 5 * sigma
 
 
-def test_starts_of_neighbouring_segments_and_steps_are_independent() -> None:
+def test_starts_of_neighboring_segments_and_steps_are_independent() -> None:
     rows = torch.arange(20_000)
     first = span_mask(KEY, rows, 30, 0.3, 1).double()
     later = span_mask(key_at(fold_key([1]), torch.tensor(1)), rows, 30, 0.3, 1).double()

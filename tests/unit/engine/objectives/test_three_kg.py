@@ -17,7 +17,7 @@ from data_tools.vcg import rotation_zyx as reference_rotation
 from engine.objectives import DrawKeys, ThreeKG, ThreeKGDraws, ThreeKGOptions
 from engine.objectives.contrast import Comparison, compare
 from engine.objectives.three_kg import patient_loss, rotation_zyx
-from engine.options import OptionError
+from engine.options import UserError
 
 CPU = torch.device("cpu")
 
@@ -131,5 +131,5 @@ def test_accuracy_is_the_share_of_positives_above_every_negative() -> None:
 
 
 def test_fewer_leads_are_refused_with_the_reason() -> None:
-    with pytest.raises(OptionError, match=r"needs all 12 leads, got 6.*vectorcardiogram"):
+    with pytest.raises(UserError, match=r"needs all 12 leads, got 6.*vectorcardiogram"):
         ThreeKG(ThreeKGOptions(), tiny_encoder_options(num_leads=6))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_fits, parameter_shapes
 from engine.training.distributed import Ranks
 
@@ -129,7 +129,7 @@ def test_what_a_killed_run_left_is_removed(checkpoints: Checkpoints) -> None:
 
 def test_a_full_disk_is_one_line_and_leaves_the_earlier_ones_alone(checkpoints: Checkpoints) -> None:
     checkpoints.save(FileEngine(), info(1))
-    with pytest.raises(OptionError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device"):
         checkpoints.save(FileEngine(fail=True), info(2))
     found = checkpoints.newest()
     assert found is not None
@@ -140,14 +140,14 @@ def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
     path = checkpoints.save(FileEngine(), info(1))
     content = json.loads((path / "checkpoint.json").read_text())
     (path / "checkpoint.json").write_text(json.dumps({**content, "format_version": FORMAT_VERSION + 1}))
-    with pytest.raises(OptionError, match="format version 2"):
+    with pytest.raises(UserError, match="format version 2"):
         checkpoints.read(path)
 
 
 def test_another_model_is_refused_by_its_shapes(checkpoints: Checkpoints) -> None:
     model = nn.Linear(4, 2, bias=False)
     assert parameter_shapes(model) == {"weight": [2, 4]}
-    with pytest.raises(OptionError, match=r"weight is \[2, 3\] there and \[2, 4\]"):
+    with pytest.raises(UserError, match=r"weight is \[2, 3\] there and \[2, 4\]"):
         check_fits(Path("x"), info(1), model, world_size=1, zero_stage=1)
 
 
@@ -157,7 +157,7 @@ def test_other_ranks_or_another_stage_are_refused(world_size: int, stage: int, f
     if fits:
         check_fits(Path("x"), info(1), model, world_size, stage)
     else:
-        with pytest.raises(OptionError, match=r"1 ranks with zero.stage=1"):
+        with pytest.raises(UserError, match=r"1 ranks with zero.stage=1"):
             check_fits(Path("x"), info(1), model, world_size, stage)
 
 
@@ -167,8 +167,8 @@ def test_without_zero_any_number_of_ranks_goes_on(checkpoints: Checkpoints) -> N
 
 
 def test_what_the_system_refuses_is_an_error_of_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match="absent: No such file or directory"):
-        ranks.first((tmp_path / "absent").read_text)
+    with pytest.raises(UserError, match="absent: No such file or directory"):
+        ranks.on_main_rank((tmp_path / "absent").read_text)
 
 
 def test_ranks_share_a_vector(ranks: Ranks) -> None:

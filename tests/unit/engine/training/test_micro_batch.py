@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from engine.config import RunConfig
 from engine.config_files import load_config
 from engine.objectives import PretrainingModel, distributed
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training import micro_batch
 from engine.training.checkpoint import CheckpointInfo
 from engine.training.distributed import Ranks
@@ -90,7 +90,7 @@ def test_ranks_of_one_machine_share_its_memory(monkeypatch: pytest.MonkeyPatch) 
 
 def test_no_room_for_one_pair_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_memory(monkeypatch, 0)
-    with pytest.raises(OptionError, match=r"no room for a single pair: take train.activation_checkpointing=true"):
+    with pytest.raises(UserError, match=r"no room for a single pair: take train.activation_checkpointing=true"):
         resolve(configure("train.batch_size=4"), said_ranks())
 
 

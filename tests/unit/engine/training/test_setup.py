@@ -8,7 +8,7 @@ from tiny_model import random_batch
 
 from engine.config_files import load_config
 from engine.models.transformer import SelfAttention
-from engine.options import OptionError
+from engine.options import UserError
 from engine.training.distributed import Ranks
 from engine.training.setup import (
     _read_cache,
@@ -64,7 +64,7 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_is_done_without(tmp_path: 
 def test_an_attention_kernel_that_the_device_lacks_is_refused(ranks: Ranks) -> None:
     config = load_config([PAPER], ["train.attention=cudnn", "model.depth=1"])
     with pytest.raises(
-        OptionError, match=r"train.attention=cudnn: torch has no such kernel on cpu for bf16, 12 heads of width 64"
+        UserError, match=r"train.attention=cudnn: torch has no such kernel on cpu for bf16, 12 heads of width 64"
     ):
         make_engine(config, make_model(config), ranks)
 
@@ -73,7 +73,7 @@ def test_an_attention_kernel_that_the_device_lacks_is_refused(ranks: Ranks) -> N
 def test_triton_without_a_gpu_is_refused(ranks: Ranks, tmp_path: Path, micro_batch_size: object) -> None:
     words = ["train.positional=triton", "train.batch_size=8", f"train.micro_batch_size={micro_batch_size}"]
     config = load_config([PAPER], [*words, f"output_dir={tmp_path}", "model.depth=1"])
-    with pytest.raises(OptionError, match=r"train.positional=triton needs a GPU"):
+    with pytest.raises(UserError, match=r"train.positional=triton needs a GPU"):
         prepare(config, ranks)
 
 
@@ -138,13 +138,13 @@ def test_a_compiled_step_gives_the_same_loss_and_never_takes_shapes_for_variable
 
 
 def test_compiling_what_deepspeed_takes_apart_is_refused() -> None:
-    with pytest.raises(OptionError, match=r"train.compile=blocks does not go with zero.stage=3"):
+    with pytest.raises(UserError, match=r"train.compile=blocks does not go with zero.stage=3"):
         load_config([PAPER], ["train.compile=blocks", "zero.stage=3"])
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "some", [2]])
 def test_a_micro_batch_is_a_number_of_pairs_or_auto(size: object) -> None:
-    with pytest.raises(OptionError, match=r"micro_batch_size: give a number of pairs, 1 or more, 'auto' or null"):
+    with pytest.raises(UserError, match=r"micro_batch_size: give a number of pairs, 1 or more, 'auto' or null"):
         load_config([PAPER], [f"train.micro_batch_size={size}"])
 
 

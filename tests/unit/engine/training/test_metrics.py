@@ -5,23 +5,23 @@ import pytest
 import torch
 
 from engine.config import OptimizerOptions
+from engine.training.metric_writers import JsonLines, read_rows
 from engine.training.optimizer import learning_rate, make_optimizer
-from engine.training.sinks import JsonLines, read_rows
-from engine.training.summary import summarise, write_summary
+from engine.training.summary import summarize, write_summary
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
 
 def row(step: int, loss: float = 5.0) -> dict[str, float | int]:
-    figures = {"mfu": 0.5, "data_wait_share": 0.02, "peak_memory_gb": 1.0, "step_seconds": 0.1, "crops_per_second": 160.0}
-    return {"step": step, "loss": loss, "loss_local": loss / 2, **figures}
+    metrics = {"mfu": 0.5, "data_wait_share": 0.02, "peak_memory_gb": 1.0, "step_seconds": 0.1, "crops_per_second": 160.0}
+    return {"step": step, "loss": loss, "loss_local": loss / 2, **metrics}
 
 
 def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    sink = JsonLines(path, 0)
+    writer = JsonLines(path, 0)
     for step in range(1, 6):
-        sink.write("train", row(step))
-    sink.close()
+        writer.write("train", row(step))
+    writer.close()
     with path.open("a") as file:
         file.write('{"kind": "train", "st')  # the run was killed in the middle of a line
     resumed = JsonLines(path, 3)
@@ -31,19 +31,19 @@ def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_figure_that_is_no_number_is_null(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "metrics.jsonl", 0)
-    sink.write("train", row(1, float("nan")))
-    sink.close()
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    writer.write("train", row(1, float("nan")))
+    writer.close()
     assert read_rows(tmp_path / "metrics.jsonl", "train")[0]["loss"] is None
 
 
 def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
-    sink = JsonLines(tmp_path / "metrics.jsonl", 0)
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
     for step in range(1, 41):
-        sink.write("train", row(step, 10.0 - step / 10))
-    sink.write("valid", {"step": 40, "loss": 7.0})
-    sink.close()
-    summary = summarise(
+        writer.write("train", row(step, 10.0 - step / 10))
+    writer.write("valid", {"step": 40, "loss": 7.0})
+    writer.close()
+    summary = summarize(
         tmp_path / "metrics.jsonl", num_crops=1600, world_size=4, device="cuda", precision="bf16", zero_stage=1, peak_flops=1e12
     )
     assert summary.crops_per_second == 160.0
@@ -60,7 +60,7 @@ def test_the_learning_rate_rises_and_stays() -> None:
     assert learning_rate(OptimizerOptions(learning_rate=2.0), 0) == 2.0
 
 
-def test_the_optimiser_decays_weights_by_adamw() -> None:
+def test_the_optimizer_decays_weights_by_adamw() -> None:
     model = torch.nn.Linear(2, 1)
     optimizer = make_optimizer(model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5))
     before = model.weight.detach().clone()

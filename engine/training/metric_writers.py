@@ -1,4 +1,4 @@
-"""Where the figures of a run go: ``metrics.jsonl`` always, TensorBoard, W&B and a progress bar as configured."""
+"""Where the metrics of a run go: ``metrics.jsonl`` always, TensorBoard, W&B and a progress bar as configured."""
 
 import json
 import math
@@ -14,13 +14,13 @@ from tqdm import tqdm
 
 from data_tools.files import write_text
 from engine.config import RunConfig
-from engine.options import OptionError
+from engine.options import UserError
 
 Row = Mapping[str, float | int | str]
 
 
-class Sink(Protocol):
-    """Takes one row of figures at a time. ``kind`` is ``train`` or ``valid``; every row has its ``step``."""
+class MetricWriter(Protocol):
+    """Takes one row of metrics at a time. ``kind`` is ``train`` or ``valid``; every row has its ``step``."""
 
     def write(self, kind: str, row: Row) -> None:
         """Takes a row."""
@@ -29,8 +29,8 @@ class Sink(Protocol):
         """Flushes what is left."""
 
 
-def make_sinks(config: RunConfig, first_step: int, last_step: int) -> list[Sink]:
-    """Opens the sinks of a run; rank 0 only.
+def make_metric_writers(config: RunConfig, first_step: int, last_step: int) -> list[MetricWriter]:
+    """Opens the metric_writers of a run; rank 0 only.
 
     Args:
         config: the run's.
@@ -38,12 +38,12 @@ def make_sinks(config: RunConfig, first_step: int, last_step: int) -> list[Sink]
         last_step: for the progress bar.
     """
     progress = ProgressBar(first_step, last_step) if sys.stderr.isatty() else ProgressLines(last_step)
-    sinks: list[Sink] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), progress]
+    metric_writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), progress]
     if config.logging.tensorboard:
-        sinks.append(TensorBoard(config.output_dir / "tensorboard", first_step))
+        metric_writers.append(TensorBoard(config.output_dir / "tensorboard", first_step))
     if config.logging.wandb_project:
-        sinks.append(WandB(config))
-    return sinks
+        metric_writers.append(WandB(config))
+    return metric_writers
 
 
 class JsonLines:
@@ -55,7 +55,7 @@ class JsonLines:
         self._file: TextIO = path.open("a", buffering=1)
 
     def write(self, kind: str, row: Row) -> None:
-        """Appends a row; figures that are no numbers become null, which JSON has."""
+        """Appends a row; metrics that are no numbers become null, which JSON has."""
         plain = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
 
@@ -140,7 +140,7 @@ class TensorBoard:
 
     def close(self) -> None:
         """Flushes and closes."""
-        # These figures are a copy of those in metrics.jsonl.
+        # These metrics are a copy of those in metrics.jsonl.
         with suppress(OSError):
             self._writer.close()
 
@@ -152,7 +152,7 @@ class WandB:
         try:
             import wandb
         except ImportError:
-            raise OptionError("logging.wandb_project is given but wandb is not installed: pip install wandb") from None
+            raise UserError("logging.wandb_project is given but wandb is not installed: pip install wandb") from None
         self._run = wandb.init(
             project=config.logging.wandb_project, dir=str(config.output_dir), config=config.to_mapping(), resume="allow"
         )

@@ -1,6 +1,6 @@
-"""The figures of a step: reduced over the ranks, and read without making the device wait.
+"""The metrics of a step: reduced over the ranks, and read without making the device wait.
 
-A step puts its figures into one small vector on the device, one collective gathers it from all ranks, and the copy to the host
+A step puts its metrics into one small vector on the device, one collective gathers it from all ranks, and the copy to the host
 is read when the next step has been launched. So logging costs the device nothing; in return everything that follows from a
 figure (stopping on NaN, stopping on SIGTERM) happens a step later, and before any checkpoint is written.
 """
@@ -15,7 +15,7 @@ from engine.training.distributed import Ranks
 
 
 @dataclass(frozen=True)
-class StepFigures:
+class StepMetrics:
     """What is known of a step once all ranks have finished it."""
 
     step: int
@@ -26,8 +26,8 @@ class StepFigures:
     nonfinite_ranks: list[int]
 
 
-class PendingFigures:
-    """The figures of a step on their way to the host.
+class PendingMetrics:
+    """The metrics of a step on their way to the host.
 
     Args:
         step: its number, counted from 1.
@@ -59,14 +59,14 @@ class PendingFigures:
             self._event = torch.cuda.Event()
             self._event.record()
 
-    def read(self) -> StepFigures:
+    def read(self) -> StepMetrics:
         """Waits for the copy, if it is still under way, and unpacks it."""
         if self._event is not None:
             self._event.synchronize()
         num_means = len(self._names)
         rows = self._rows[:, :num_means]
         data_wait, peak_memory, stop = self._rows[:, num_means:].amax(dim=0).tolist()
-        return StepFigures(
+        return StepMetrics(
             step=self.step,
             means=dict(zip(self._names, rows.double().mean(dim=0).tolist(), strict=True)),
             data_wait_seconds=data_wait,
