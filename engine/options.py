@@ -1,40 +1,68 @@
-"""The base of every component's options: typed, frozen, and strict about unknown keys."""
+"""The base class of every component's options, and the errors that users see."""
 
-from typing import Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Union, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationInfo, create_model, field_validator
 
-# Which two 5-s segments of a crop a pair holds: its "adjacent" halves in order, or the "same" half twice, as two views that
-# are augmented independently. An objective says which; a loader serves it.
+# Which two 5-s segments of a crop form a pair: its two halves in order ("adjacent"), or one half twice ("same"), as two views
+# that are augmented independently. An objective chooses; a loader delivers it.
 SegmentPair = Literal["adjacent", "same"]
 
 
 class Options(BaseModel):
-    """Options of one component, declared in the component's own file and composed by :mod:`engine.config`.
+    """Options of one component, declared in the component's file and composed by :mod:`engine.config`.
 
-    An unknown key is an error, values are validated on construction, and an instance cannot be changed afterwards.
+    Unknown keys are errors, values are validated on construction, and instances are immutable. A docstring below a field is
+    the field's description, which ``--print-config`` prints.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_truth_value(cls, value: object, info: ValidationInfo) -> object:
-        """Python's True is a number, 1; but whoever writes ``p: yes``, which YAML takes for True, means something else."""
+    def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
+        """Refuses booleans for other types: Python takes True for 1, and YAML reads ``yes``, ``no``, ``on``, ``off`` as booleans."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
-            raise ValueError(
-                f"'{str(value).lower()}' is a truth value (in YAML yes, no, on and off are too), which is not asked for"
-            )
+            expected = "a number" if {int, float} & {annotation, *get_args(annotation)} else "another type"
+            raise ValueError(f"expected {expected}, got the boolean '{str(value).lower()}' (YAML also reads yes, no, on, off)")
         return value
 
 
-class UserError(ValueError):
-    """A mistake in what the user asked for; the message is one line that says what, where, and what to do.
+class NamedOptions(Options):
+    """Options of one entry of a table, chosen by ``name``. In YAML: ``objective: {name: w2v_cmsc, <its options>}``."""
 
-    In a run of several ranks all of them raise it together, and the first one tells the user.
+    name: str
+
+
+def tagged_choice(table: Mapping[str, type[Options]]) -> Any:
+    """Returns the type of a field that holds the options of one entry of a table, told apart by their ``name``.
+
+    Args:
+        table: name -> options class.
+    """
+    members: list[Any] = []
+    for name, options in table.items():
+        annotation: Any = Literal[name]
+        base = (NamedOptions, options)
+        member = create_model(options.__name__, __base__=base, __doc__=options.__doc__, name=(annotation, name))
+        members.append(Annotated[member, Tag(name)])
+    return Annotated[Union[tuple(members)], Discriminator(_get_name)]  # noqa: UP007 -- made at run time
+
+
+def _get_name(value: object) -> Any:
+    return value.get("name") if isinstance(value, Mapping) else getattr(value, "name", None)
+
+
+class UserError(ValueError):
+    """A user's mistake; the message is one line that says what is wrong, where, and what to do.
+
+    In a run of several ranks all of them raise it together, and rank 0 reports it.
     """
 
 
 class RankError(UserError):
-    """The same, where it may show on some ranks only, such as a shard that can no longer be read: each of them tells."""
+    """A :class:`UserError` that may occur on some ranks only, such as an unreadable shard; each rank reports its own."""

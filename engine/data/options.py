@@ -31,7 +31,6 @@ class DataOptions(Options):
 
     path: Path | None = None
     loader: Literal["auto", "dali", "torch"] = "auto"
-    leads: int | list[str] = 12
     train_split: str = "pretrain"
     valid_split: str = "valid"
     block_size: Annotated[int, Field(gt=0)] = 256
@@ -40,21 +39,6 @@ class DataOptions(Options):
     prefetch: Annotated[int, Field(gt=0)] = 4
     verify: Literal["hash", "size"] = "hash"
     augmentations: AugmentationOptions = AugmentationOptions()
-
-    @field_validator("leads")
-    @classmethod
-    def _check_leads(cls, leads: int | list[str]) -> int | list[str]:
-        find_leads(leads)
-        return leads
-
-    @model_validator(mode="after")
-    def _check_masking(self) -> Self:
-        if self.augmentations.random_lead_masking is not None and len(find_leads(self.leads)) == 1:
-            raise UserError(
-                "random lead masking needs two leads or more: of a single one it would leave nothing in half of the segments; "
-                "set data.augmentations.random_lead_masking=null"
-            )
-        return self
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:

@@ -1,0 +1,43 @@
+"""Run configurations: typed, strict, read from YAML.
+
+base.py       what every run configures
+pretrain.py   pre-training
+schedules.py  learning-rate schedules
+loading.py    reads files and overrides
+printing.py   writes a configuration as commented YAML
+"""
+
+from engine.config.base import (
+    CheckpointOptions,
+    LoggingOptions,
+    OptimizerOptions,
+    ParameterGroup,
+    Precision,
+    RunComputeOptions,
+    RunConfig,
+    TrainOptions,
+    ValidationOptions,
+    ZeroOptions,
+)
+from engine.config.loading import load_config
+from engine.config.pretrain import PretrainConfig
+from engine.config.printing import to_yaml
+from engine.config.schedules import SCHEDULES, Schedule
+
+__all__ = [
+    "SCHEDULES",
+    "CheckpointOptions",
+    "LoggingOptions",
+    "OptimizerOptions",
+    "ParameterGroup",
+    "Precision",
+    "PretrainConfig",
+    "RunComputeOptions",
+    "RunConfig",
+    "Schedule",
+    "TrainOptions",
+    "ValidationOptions",
+    "ZeroOptions",
+    "load_config",
+    "to_yaml",
+]

@@ -1,0 +1,244 @@
+"""What every run configures: data, model, arithmetic, optimizer, length, checkpoints and logging."""
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import Field, field_validator, model_validator
+
+from engine.config.schedules import SCHEDULES, Schedule
+from engine.data import DataOptions, find_leads
+from engine.models import ComputeOptions, EncoderOptions
+from engine.options import Options, UserError, tagged_choice
+
+Precision = Literal["bf16", "fp32"]
+
+if TYPE_CHECKING:
+    ScheduleChoice = Schedule
+else:
+    ScheduleChoice = tagged_choice(SCHEDULES)
+
+
+class ParameterGroup(Options):
+    """Parameters that are trained with a learning rate or weight decay of their own."""
+
+    match: str
+    """Pattern of parameter names, such as ``encoder.feature_encoder.*`` or ``*.bias``; the first group that matches wins."""
+    learning_rate_scale: float = Field(1.0, ge=0)
+    """Factor on the learning rate."""
+    weight_decay: float | None = Field(None, ge=0)
+    """Weight decay; null: that of the optimizer."""
+
+    def matches(self, name: str) -> bool:
+        """Returns whether a parameter belongs to the group."""
+        return fnmatchcase(name, self.match)
+
+
+class OptimizerOptions(Options):
+    """AdamW with decoupled weight decay, as in the official recipe."""
+
+    learning_rate: float = Field(5e-5, gt=0)
+    """Peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.98)
+    """Decay rates of AdamW's two moments."""
+    eps: float = Field(1e-6, gt=0)
+    """Added to the denominator of AdamW's update."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay."""
+    schedule: ScheduleChoice = Field({"name": "constant"}, validate_default=True)
+    """Learning-rate schedule: constant, linear, cosine, tri_stage or warmup_stable_decay."""
+    groups: tuple[ParameterGroup, ...] = ()
+    """Parameter groups with a learning rate or weight decay of their own."""
+
+
+class ZeroOptions(Options):
+    """DeepSpeed ZeRO."""
+
+    stage: Literal[0, 1, 2, 3] = 1
+    """What is partitioned over the ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
+    overlap_comm: bool = True
+    """Reduce gradients while the backward pass is running (stages 1 to 3, two or more ranks)."""
+    reduce_bucket_size: int = Field(500_000_000, gt=0)
+    """Elements that are reduced at a time (stages 1 to 3)."""
+    allgather_bucket_size: int = Field(500_000_000, gt=0)
+    """Elements that are gathered at a time (stages 1 and 2)."""
+    param_persistence_threshold: int = Field(100_000, ge=0)
+    """Parameters with fewer elements are not partitioned (stage 3)."""
+
+
+class RunComputeOptions(ComputeOptions):
+    """How a run computes its results; no choice here changes the results beyond rounding."""
+
+    compile: Literal["blocks", "model"] | None = None
+    """What torch.compile compiles: each transformer block on its own (``blocks``: quick to compile, gradients of later blocks
+    are reduced while earlier ones are computed), or encoder and objective as one graph (``model``)."""
+
+
+class TrainOptions(Options):
+    """Length, batch and arithmetic."""
+
+    steps: int | None = Field(None, gt=0)
+    """Optimizer steps; takes precedence over epochs."""
+    epochs: float | None = Field(None, gt=0)
+    """Passes over the training split."""
+    batch_size: int = Field(512, gt=0)
+    """Samples (pairs of 5-s segments, that is 10-s crops) per step, over all ranks and accumulation steps."""
+    micro_batch_size: int | Literal["auto"] | None = None
+    """Samples that one rank processes at a time; the rest is accumulated. null: the rank's whole share; auto: the largest size
+    that fits into memory. Global objectives draw their negatives from the micro-batches of all ranks, so it affects what is
+    trained; a resumed run keeps its size."""
+    precision: Precision = "bf16"
+    """Arithmetic of the model; weights and optimizer states stay in fp32."""
+    gradient_clipping: float = Field(0.0, ge=0)
+    """Largest norm of the gradients; 0: no clipping."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Device; auto: GPUs if there are any."""
+
+    @field_validator("micro_batch_size", mode="before")
+    @classmethod
+    def _check_micro_batch_size(cls, value: object) -> object:
+        if value is None or value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            return value
+        raise ValueError(f"expected a positive number, 'auto' or null, got {value!r}")
+
+    @model_validator(mode="after")
+    def _check_length(self) -> Self:
+        if self.steps is None and self.epochs is None:
+            raise ValueError("train.steps or train.epochs is missing")
+        return self
+
+    def micro_batches(self, world_size: int) -> tuple[int, int]:
+        """Returns the samples that a rank processes at a time, and the number of such micro-batches per step.
+
+        ``micro_batch_size=auto`` must have been resolved (:mod:`engine.training.micro_batch`).
+
+        Raises:
+            UserError: the batch cannot be divided evenly over ranks and micro-batches.
+        """
+        share = self.rank_share(world_size)
+        assert self.micro_batch_size != "auto"
+        micro = self.micro_batch_size or share
+        if share % micro:
+            raise UserError(
+                f"train.batch_size={self.batch_size} over {world_size} ranks is {share} samples per rank, which "
+                f"train.micro_batch_size={micro} does not divide: use a divisor of {share}"
+            )
+        return micro, share // micro
+
+    def rank_share(self, world_size: int) -> int:
+        """Returns the samples per rank and step.
+
+        Raises:
+            UserError: the batch cannot be divided evenly over the ranks.
+        """
+        if self.batch_size % world_size:
+            raise UserError(
+                f"train.batch_size={self.batch_size} is not divisible by {world_size} ranks: use a multiple of {world_size}, "
+                f"such as {-(-self.batch_size // world_size) * world_size}"
+            )
+        return self.batch_size // world_size
+
+
+class ValidationOptions(Options):
+    """When the validation split is evaluated; always after the last step."""
+
+    every_steps: int | None = Field(None, gt=0)
+    """Steps between evaluations; null: only after the last step."""
+    max_batches: int | None = Field(None, gt=0)
+    """Largest number of micro-batches per rank and evaluation; null: the whole split."""
+
+
+class CheckpointOptions(Options):
+    """When checkpoints are written and which are kept; the last step is always saved."""
+
+    every_steps: int | None = Field(None, gt=0)
+    """Steps between checkpoints; null: only after the last step."""
+    keep_last: int = Field(3, ge=1)
+    """Number of latest checkpoints to keep."""
+    keep_best: bool = True
+    """Whether to save and keep the checkpoint with the best validation score too."""
+
+
+class LoggingOptions(Options):
+    """Where metrics are written besides ``metrics.jsonl`` and the terminal."""
+
+    every_steps: int = Field(1, gt=0)
+    """Steps between logged rows of training metrics."""
+    tensorboard: bool = True
+    """Whether to write TensorBoard event files."""
+    wandb_project: str | None = None
+    """Weights & Biases project; null: off."""
+
+
+class RunConfig(Options):
+    """Base of all run configurations."""
+
+    output_dir: Path
+    """Folder for checkpoints, metrics and the resolved configuration."""
+    seed: int = Field(1, ge=0, lt=2**63)
+    """Seed of all random numbers."""
+    resume: str = "auto"
+    """auto: resume from the newest complete checkpoint in output_dir, if any; none: start anew in an empty output_dir; or the
+    folder of a checkpoint to resume from."""
+    leads: int | list[str] = 12
+    """Number of leads (12, 6, 3, 2 or 1: the paper's combinations), or a list of names such as [I, II, V2]."""
+    data: DataOptions
+    """Dataset and loader."""
+    model: EncoderOptions = EncoderOptions()
+    """Architecture of the encoder."""
+    compute: RunComputeOptions = RunComputeOptions()
+    """How results are computed; no choice here changes them beyond rounding."""
+    optimizer: OptimizerOptions = OptimizerOptions()
+    """Optimizer and learning-rate schedule."""
+    train: TrainOptions
+    """Length, batch and arithmetic."""
+    validation: ValidationOptions = ValidationOptions()
+    """Evaluation during training."""
+    zero: ZeroOptions = ZeroOptions()
+    """DeepSpeed ZeRO."""
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    """Checkpoints."""
+    logging: LoggingOptions = LoggingOptions()
+    """Where metrics are written."""
+
+    @field_validator("leads")
+    @classmethod
+    def _check_leads(cls, leads: int | list[str]) -> int | list[str]:
+        find_leads(leads)
+        return leads
+
+    @model_validator(mode="after")
+    def _check_sections(self) -> Self:
+        """Checks what concerns several sections."""
+        if self.data.augmentations.random_lead_masking is not None and len(find_leads(self.leads)) == 1:
+            raise ValueError(
+                "data.augmentations.random_lead_masking needs two or more leads: a single one would be blank in half of the "
+                "segments; set data.augmentations.random_lead_masking=null"
+            )
+        if self.compute.compile and self.zero.stage == 3:
+            raise ValueError(
+                f"compute.compile={self.compute.compile} does not work with zero.stage=3, which gathers each layer's weights "
+                f"on the fly: set compute.compile=null or a lower stage"
+            )
+        return self
+
+    @property
+    def encoder_options(self) -> EncoderOptions:
+        """The encoder's options: the architecture for the run's leads."""
+        return self.model.model_copy(update={"num_leads": len(find_leads(self.leads))})
+
+    def ignored_options(self) -> dict[str, str]:
+        """Returns the options that have no effect beside the others: key -> why."""
+        ignored = {}
+        if self.train.steps is not None and self.train.epochs is not None:
+            ignored["train.epochs"] = f"train.steps={self.train.steps} takes precedence"
+        if self.zero.stage == 0:
+            for name in ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size"):
+                ignored[f"zero.{name}"] = "zero.stage=0 partitions nothing"
+        if self.zero.stage != 3:
+            ignored["zero.param_persistence_threshold"] = "only zero.stage=3 uses it"
+        return ignored
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Returns the resolved configuration as plain values, in the form that :mod:`engine.config.loading` reads."""
+        return self.model_dump(mode="json")

@@ -1,0 +1,20 @@
+"""Tasks: what a trainer trains. A task turns batches into a loss, metrics and a validation score.
+
+protocol.py     what a task is, and how to add one
+pretraining.py  self-supervised pre-training with any objective
+evaluators.py   validation metrics: means, or functions of all predictions
+"""
+
+from engine.tasks.evaluators import Evaluator, MeanEvaluator, PredictionEvaluator
+from engine.tasks.pretraining import PretrainingTask
+from engine.tasks.protocol import Score, StepOutput, Task
+
+__all__ = [
+    "Evaluator",
+    "MeanEvaluator",
+    "PredictionEvaluator",
+    "PretrainingTask",
+    "Score",
+    "StepOutput",
+    "Task",
+]

@@ -1,0 +1,105 @@
+"""Evaluators: validation metrics from the outputs of all batches on all ranks.
+
+An evaluator is made for one pass over the validation split, receives every batch with ``update``, and computes its metrics
+with ``compute``, which all ranks call together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.data import Batch
+    from engine.tasks.protocol import StepOutput
+
+Predictions = Mapping[str, npt.NDArray[np.generic]]
+
+
+class Evaluator(ABC):
+    """Collects the outputs of one validation pass."""
+
+    @abstractmethod
+    def update(self, batch: Batch, output: StepOutput) -> None:
+        """Adds a micro-batch of this rank; does not wait for the device."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Returns the metrics over all batches of all ranks, the same on every rank; all ranks call it together."""
+
+
+class MeanEvaluator(Evaluator):
+    """Averages loss and metrics over batches and ranks.
+
+    Args:
+        num_batches: micro-batches that will be added on each rank.
+    """
+
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches = num_batches
+        self._means: dict[str, Tensor] = {}
+
+    def update(self, batch: Batch, output: StepOutput) -> None:
+        """See :class:`Evaluator`."""
+        del batch
+        for name, value in {"loss": output.loss, **output.metrics}.items():
+            self._means[name] = self._means.get(name, torch.zeros_like(value)) + value / self._num_batches
+
+    def compute(self) -> dict[str, float]:
+        """See :class:`Evaluator`."""
+        own = torch.stack([value.float() for value in self._means.values()])
+        rows = torch.empty(_world_size(), len(own), device=own.device)
+        if _world_size() > 1:
+            dist.all_gather(list(rows.unbind()), own)
+        else:
+            rows[0] = own
+        return dict(zip(self._means, rows.double().mean(dim=0).tolist(), strict=True))
+
+
+class PredictionEvaluator(MeanEvaluator):
+    """Averages loss and metrics, and computes further metrics from the predictions of all samples.
+
+    Each sample counts once, though the last batch of a pass may repeat samples of the first.
+
+    Args:
+        num_batches: micro-batches that will be added on each rank.
+        metrics: computes named metrics from the gathered predictions, arrays [num_samples, ...] sorted by the samples' rows.
+    """
+
+    def __init__(self, num_batches: int, metrics: Callable[[Predictions], Mapping[str, float]]) -> None:
+        super().__init__(num_batches)
+        self._metrics = metrics
+        self._rows: list[Tensor] = []
+        self._predictions: list[Mapping[str, Tensor]] = []
+
+    def update(self, batch: Batch, output: StepOutput) -> None:
+        """See :class:`Evaluator`."""
+        super().update(batch, output)
+        self._rows.append(batch.row)
+        self._predictions.append({name: value.detach() for name, value in output.predictions.items()})
+
+    def compute(self) -> dict[str, float]:
+        """See :class:`Evaluator`."""
+        own = {
+            name: torch.cat([batch[name] for batch in self._predictions]).float().cpu().numpy()
+            for name in self._predictions[0]
+        } | {"row": torch.cat(self._rows).cpu().numpy()}
+        gathered: list[dict[str, npt.NDArray[np.generic]]] = [own]
+        if _world_size() > 1:
+            gathered = [{} for _ in range(_world_size())]
+            dist.all_gather_object(gathered, own)
+        merged = {name: np.concatenate([part[name] for part in gathered]) for name in own}
+        _, first = np.unique(merged.pop("row"), return_index=True)
+        predictions = {name: values[first] for name, values in merged.items()}
+        return super().compute() | {name: float(value) for name, value in self._metrics(predictions).items()}
+
+
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

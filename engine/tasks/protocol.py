@@ -1,0 +1,90 @@
+"""What a task is: a model, how a batch becomes a loss, and how validation is scored.
+
+To add a task: a file with a subclass of :class:`Task` and a script that trains it; CONTRIBUTING.md has a walk-through.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
+
+from torch import Tensor, nn
+
+from engine.data import Batch
+from engine.options import SegmentPair
+from engine.tasks.evaluators import Evaluator
+
+
+@dataclass(frozen=True)
+class Score:
+    """The validation metric that decides which checkpoint is best.
+
+    Attributes:
+        name: a key of what the evaluator computes.
+        mode: whether lower ("min") or higher ("max") is better.
+    """
+
+    name: str
+    mode: Literal["min", "max"]
+
+    def is_better(self, value: float, best: float | None) -> bool:
+        """Returns whether a value is better than the best so far; NaN never is."""
+        if best is None:
+            return value == value  # noqa: PLR0124 -- not NaN
+        return value < best if self.mode == "min" else value > best
+
+
+class StepOutput(NamedTuple):
+    """The results of one micro-batch on one rank."""
+
+    loss: Tensor
+    """fp32 scalar; its mean over ranks is the loss of the global batch."""
+    metrics: Mapping[str, Tensor]
+    """Detached fp32 scalars; their means over ranks are those of the global batch."""
+    predictions: Mapping[str, Tensor] = {}
+    """Per-sample outputs [N, ...] for evaluators that need all of them."""
+
+
+class Task(ABC):
+    """A model and its training and validation.
+
+    Attributes:
+        model: the module that is trained; DeepSpeed wraps it.
+        pair: which two segments of a crop a sample holds.
+        score: the validation metric that decides which checkpoint is best.
+    """
+
+    model: nn.Module
+    pair: SegmentPair = "adjacent"
+    score: ClassVar[Score] = Score("loss", "min")
+
+    @abstractmethod
+    def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
+        """Computes loss, metrics and predictions of a micro-batch, in training and in validation.
+
+        Args:
+            model: :attr:`model`, or DeepSpeed's engine around it, in the right mode (train or eval).
+            batch: the micro-batch of this rank; its segments are in the run's precision.
+            step: int64 scalar on the device: number of the optimizer step, from 0. Random draws may depend on it.
+            row0: int64 scalar on the device: row of the first sample in the step's global batch.
+        """
+
+    def after_step(self, model: Any, step: int) -> None:  # noqa: B027 -- most tasks need none
+        """Runs after each optimizer step, for example to update a teacher's weights.
+
+        Args:
+            model: DeepSpeed's engine.
+            step: number of the step that is done, from 0.
+        """
+
+    @abstractmethod
+    def make_evaluator(self, num_batches: int) -> Evaluator:
+        """Returns a new evaluator for one pass over the validation split.
+
+        Args:
+            num_batches: micro-batches in the pass, per rank.
+        """
+
+    @abstractmethod
+    def flops_per_sample(self) -> float:
+        """Returns the model FLOPs of one sample in a training step: forward once and backward twice, no recomputation."""
