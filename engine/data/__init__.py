@@ -9,7 +9,7 @@ import logging
 import torch
 
 from engine.data.augmentations import AugmentationOptions, make_augmentations
-from engine.data.batch import Batch
+from engine.data.batch import Batch, random_batch
 from engine.data.crops import CropStore
 from engine.data.dali_loader import DaliLoader, is_dali_installed
 from engine.data.loader import Loader, LoaderSetup, LoaderStateError
@@ -29,6 +29,7 @@ def make_loader(
     store: CropStore,
     order: SampleOrder,
     *,
+    leads: int | list[str],
     seed: int,
     batch_size: int,
     rank: int = 0,
@@ -42,7 +43,8 @@ def make_loader(
         options: of the data; path, splits, block and window sizes are not looked at, being those of ``store`` and ``order``.
         store: of the crops.
         order: of the stream.
-        seed: of the run, and of ``order``.
+        leads: number of leads or their names, see :func:`find_leads`.
+        seed: the run's seed; must equal ``order.seed``.
         batch_size: crops of one rank in a micro-batch.
         rank: of this process.
         world_size: number of ranks.
@@ -60,7 +62,7 @@ def make_loader(
     if name == "auto":
         name = best_loader(device)
         _logger.info("data.loader=auto: taking the %s loader", name)
-    leads = find_leads(options.leads)
+    rows = find_leads(leads)
     setup = LoaderSetup(
         store=store,
         order=order,
@@ -69,8 +71,8 @@ def make_loader(
         rank=rank,
         world_size=world_size,
         device=device,
-        leads=leads,
-        transform=Transform(make_augmentations(options.augmentations, seed, leads), len(leads), seed=seed, pair=pair),
+        leads=rows,
+        transform=Transform(make_augmentations(options.augmentations, seed, rows), len(rows), seed=seed, pair=pair),
         prefetch=options.prefetch,
         num_threads=options.num_threads,
     )
@@ -97,4 +99,5 @@ __all__ = [
     "best_loader",
     "find_leads",
     "make_loader",
+    "random_batch",
 ]

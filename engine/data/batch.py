@@ -2,7 +2,11 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from data_tools.recording import SEGMENT_SAMPLES
+from engine.options import SegmentPair
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,18 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.row)
+
+
+def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.device) -> Batch:
+    """Returns a batch of noise, each sample of another patient, for trials and measurements.
+
+    Args:
+        size: number of samples.
+        num_leads: number of leads.
+        pair: the segments of a sample.
+        device: the batch's device.
+    """
+    del pair  # all pairs have two segments
+    numbers = torch.arange(size, device=device)
+    segments = torch.randn(size, 2, num_leads, SEGMENT_SAMPLES, device=device)
+    return Batch(segments, recording=numbers, patient=numbers, row=numbers, position=numbers)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field
 
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
 from engine.data.augmentations import AugmentationOptions

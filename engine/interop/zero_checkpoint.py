@@ -19,7 +19,8 @@ from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.pretrained import check_free, compare_shapes, describe_mistake
 from engine.options import UserError
-from engine.training.checkpoint import CheckpointInfo, read_checkpoint, weights_folder
+from engine.training.checkpoint import CheckpointInfo, read_checkpoint
+from engine.training.deepspeed_backend import weights_folder
 
 
 class _Ignored:

@@ -88,8 +88,7 @@ class PredictionEvaluator(MeanEvaluator):
     def compute(self) -> dict[str, float]:
         """See :class:`Evaluator`."""
         own = {
-            name: torch.cat([batch[name] for batch in self._predictions]).float().cpu().numpy()
-            for name in self._predictions[0]
+            name: torch.cat([batch[name] for batch in self._predictions]).float().cpu().numpy() for name in self._predictions[0]
         } | {"row": torch.cat(self._rows).cpu().numpy()}
         gathered: list[dict[str, npt.NDArray[np.generic]]] = [own]
         if _world_size() > 1:

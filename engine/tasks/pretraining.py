@@ -23,12 +23,15 @@ class PretrainingTask(Task):
         config: the run's configuration.
     """
 
+    config_class = PretrainConfig
+
     def __init__(self, config: PretrainConfig) -> None:
         torch.manual_seed(config.seed)
         objective_class = OBJECTIVES[config.objective.name]
         encoder_options = config.encoder_options
         objective = objective_class(config.objective, encoder_options)
-        self.model = PretrainingModel(Encoder(encoder_options, config.compute), objective, seed=config.seed)
+        self.model: PretrainingModel = PretrainingModel(Encoder(encoder_options, config.compute), objective, seed=config.seed)
+        self.name = config.objective.name
         self.pair = objective_class.pair
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:

@@ -3,6 +3,7 @@
 To add a task: a file with a subclass of :class:`Task` and a script that trains it; CONTRIBUTING.md has a walk-through.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from torch import Tensor, nn
 
+from engine.config import RunConfig
 from engine.data import Batch
 from engine.options import SegmentPair
 from engine.tasks.evaluators import Evaluator
@@ -28,9 +30,11 @@ class Score:
     mode: Literal["min", "max"]
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Returns whether a value is better than the best so far; NaN never is."""
+        """Returns whether a value is better than the best so far; NaN and infinity never are."""
+        if not math.isfinite(value):
+            return False
         if best is None:
-            return value == value  # noqa: PLR0124 -- not NaN
+            return True
         return value < best if self.mode == "min" else value > best
 
 
@@ -48,15 +52,24 @@ class StepOutput(NamedTuple):
 class Task(ABC):
     """A model and its training and validation.
 
+    A subclass takes its configuration as the only argument.
+
     Attributes:
+        config_class: class of the task's configuration.
+        name: the task's name in messages.
         model: the module that is trained; DeepSpeed wraps it.
         pair: which two segments of a crop a sample holds.
         score: the validation metric that decides which checkpoint is best.
     """
 
+    config_class: ClassVar[type[RunConfig]]
+    name: str
     model: nn.Module
     pair: SegmentPair = "adjacent"
     score: ClassVar[Score] = Score("loss", "min")
+
+    @abstractmethod
+    def __init__(self, config: Any) -> None: ...
 
     @abstractmethod
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:

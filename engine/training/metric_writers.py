@@ -1,4 +1,4 @@
-"""Where the metrics of a run go: ``metrics.jsonl`` always, TensorBoard, W&B and a progress bar as configured."""
+"""Writers of a run's metrics: ``metrics.jsonl`` and the terminal always, TensorBoard and W&B as configured."""
 
 import json
 import math
@@ -15,39 +15,37 @@ from tqdm import tqdm
 from data_tools.files import write_text
 from engine.config import RunConfig
 from engine.options import UserError
+from engine.training.run_state import RunState
 
 Row = Mapping[str, float | int | str]
 
 
 class MetricWriter(Protocol):
-    """Takes one row of metrics at a time. ``kind`` is ``train`` or ``valid``; every row has its ``step``."""
+    """Receives rows of metrics. ``kind`` is ``train`` or ``valid``; every row has a ``step``."""
 
     def write(self, kind: str, row: Row) -> None:
-        """Takes a row."""
+        """Writes a row."""
 
     def close(self) -> None:
-        """Flushes what is left."""
+        """Flushes and closes."""
 
 
-def make_metric_writers(config: RunConfig, first_step: int, last_step: int) -> list[MetricWriter]:
-    """Opens the metric_writers of a run; rank 0 only.
+def make_metric_writers(config: RunConfig, state: RunState) -> list[MetricWriter]:
+    """Opens the metric writers of a run; main rank only.
 
-    Args:
-        config: the run's.
-        first_step: the step the run goes on from; rows of later steps, of a run that died after them, are dropped.
-        last_step: for the progress bar.
+    Rows of steps after ``state.first_step``, of a run that died after them, are dropped.
     """
-    progress = ProgressBar(first_step, last_step) if sys.stderr.isatty() else ProgressLines(last_step)
-    metric_writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), progress]
+    terminal = ProgressBar if sys.stderr.isatty() else ProgressLines
+    writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", state.first_step), terminal(state)]
     if config.logging.tensorboard:
-        metric_writers.append(TensorBoard(config.output_dir / "tensorboard", first_step))
+        writers.append(TensorBoard(config.output_dir / "tensorboard", state.first_step))
     if config.logging.wandb_project:
-        metric_writers.append(WandB(config))
-    return metric_writers
+        writers.append(WandB(config))
+    return writers
 
 
 class JsonLines:
-    """One JSON object a line: ``{"kind": "train", "step": 12, "loss": …}``."""
+    """Writes one JSON object per line: ``{"kind": "train", "step": 12, "loss": …}``."""
 
     def __init__(self, path: Path, first_step: int) -> None:
         keep = [line for line in _lines(path) if json.loads(line)["step"] <= first_step]
@@ -55,25 +53,25 @@ class JsonLines:
         self._file: TextIO = path.open("a", buffering=1)
 
     def write(self, kind: str, row: Row) -> None:
-        """Appends a row; metrics that are no numbers become null, which JSON has."""
+        """Appends a row; non-finite metrics become null, as JSON has no NaN."""
         plain = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()}
         self._file.write(json.dumps({"kind": kind, **plain}) + "\n")
 
     def close(self) -> None:
         """Closes the file."""
-        # A line that could not be written has been told of; it would be tried, and fail, once more.
+        # A failed write has been reported; closing would try it again and fail again.
         with suppress(OSError):
             self._file.close()
 
 
 def read_rows(path: Path, kind: str) -> list[dict[str, float]]:
-    """The rows of one kind in a ``metrics.jsonl``."""
+    """Returns the rows of one kind in a ``metrics.jsonl``."""
     rows = [json.loads(line) for line in _lines(path)]
     return [row for row in rows if row["kind"] == kind]
 
 
 def _lines(path: Path) -> list[str]:
-    """The whole lines of the file; a run that was killed may have left half a line at the end."""
+    """Returns the complete lines of the file; a killed run may have left half a line at the end."""
     if not path.exists():
         return []
     with path.open() as file:
@@ -81,78 +79,82 @@ def _lines(path: Path) -> list[str]:
 
 
 class ProgressBar:
-    """A progress bar, for someone who is watching."""
+    """A progress bar, for a terminal."""
 
-    def __init__(self, first_step: int, last_step: int) -> None:
-        self._bar = tqdm(initial=first_step, total=last_step, unit="step", dynamic_ncols=True)
+    def __init__(self, state: RunState) -> None:
+        self._bar = tqdm(initial=state.first_step, total=state.num_steps, unit="step", dynamic_ncols=True)
 
     def write(self, kind: str, row: Row) -> None:
-        """Moves the bar, or puts the validation loss above it."""
+        """Advances the bar, or prints validation metrics above it."""
         if kind == "train":
             self._bar.set_postfix_str(_short(row), refresh=False)
             self._bar.update(int(row["step"]) - self._bar.n)
         else:
-            self._bar.write(f"step {row['step']}: validation loss {row['loss']:.4f}", file=sys.stderr)
+            self._bar.write(f"step {row['step']}: {_validation(row)}", file=sys.stderr)
 
     def close(self) -> None:
-        """Leaves the bar as it stands."""
+        """Closes the bar, which stays visible."""
         self._bar.close()
 
 
 class ProgressLines:
-    """A line every ten seconds and for each validation, for logs that are kept."""
+    """A line every ten seconds and for each validation, for log files."""
 
-    def __init__(self, last_step: int) -> None:
-        self._last_step = last_step
+    def __init__(self, state: RunState) -> None:
+        self._last_step = state.num_steps
         self._next = 0.0
 
     def write(self, kind: str, row: Row) -> None:
-        """Writes a line if it is time."""
+        """Prints a line if one is due."""
         if kind == "valid":
-            sys.stderr.write(f"step {row['step']}/{self._last_step}: validation loss {row['loss']:.4f}\n")
+            sys.stderr.write(f"step {row['step']}/{self._last_step}: {_validation(row)}\n")
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + 10
             sys.stderr.write(f"step {row['step']}/{self._last_step}: {_short(row)}\n")
 
     def close(self) -> None:
-        """Nothing is left to write."""
+        """Does nothing: lines are not buffered."""
 
 
 def _short(row: Row) -> str:
     return f"loss {row['loss']:.3f}, {row['crops_per_second']:.0f} crops/s"
 
 
+def _validation(row: Row) -> str:
+    return f"validation loss {row['loss']:.4f}"
+
+
 class TensorBoard:
-    """Scalars named ``train/loss``, ``valid/loss`` and so on."""
+    """Writes scalars named ``train/loss``, ``valid/loss`` and so on."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # TensorBoard asks for TensorFlow, and TensorFlow greets on stderr, unless told otherwise.
+        # TensorBoard imports TensorFlow if it is installed, which prints banners to stderr by default.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
     def write(self, kind: str, row: Row) -> None:
-        """Adds a scalar for each figure."""
+        """Adds a scalar for each metric."""
         for key, value in row.items():
             if key != "step":
                 self._writer.add_scalar(f"{kind}/{key}", value, row["step"])
 
     def close(self) -> None:
         """Flushes and closes."""
-        # These metrics are a copy of those in metrics.jsonl.
+        # metrics.jsonl holds the same metrics.
         with suppress(OSError):
             self._writer.close()
 
 
 class WandB:
-    """Weights & Biases, if ``logging.wandb_project`` names a project."""
+    """Logs to Weights & Biases."""
 
     def __init__(self, config: RunConfig) -> None:
         try:
             import wandb
         except ImportError:
-            raise UserError("logging.wandb_project is given but wandb is not installed: pip install wandb") from None
+            raise UserError("logging.wandb_project is set, but wandb is not installed: pip install wandb") from None
         self._run = wandb.init(
             project=config.logging.wandb_project, dir=str(config.output_dir), config=config.to_mapping(), resume="allow"
         )
@@ -162,5 +164,5 @@ class WandB:
         self._run.log({f"{kind}/{key}": value for key, value in row.items() if key != "step"}, step=int(row["step"]))
 
     def close(self) -> None:
-        """Finishes the run."""
+        """Finishes the W&B run."""
         self._run.finish()

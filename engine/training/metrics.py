@@ -1,8 +1,8 @@
-"""The metrics of a step: reduced over the ranks, and read without making the device wait.
+"""The metrics of a step, averaged over the ranks and read without making the device wait.
 
-A step puts its metrics into one small vector on the device, one collective gathers it from all ranks, and the copy to the host
-is read when the next step has been launched. So logging costs the device nothing; in return everything that follows from a
-figure (stopping on NaN, stopping on SIGTERM) happens a step later, and before any checkpoint is written.
+A step packs its metrics into one small vector on the device, one collective gathers it from all ranks, and the copy on the host
+is read after the next step has been launched. Logging therefore costs the device nothing; in return, reactions to a metric
+(stopping on NaN or SIGTERM) come one step later, but before any checkpoint is written.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from engine.training.distributed import Ranks
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """What is known of a step once all ranks have finished it."""
+    """The metrics of a step that all ranks have finished."""
 
     step: int
     means: dict[str, float]
@@ -27,15 +27,15 @@ class StepMetrics:
 
 
 class PendingMetrics:
-    """The metrics of a step on their way to the host.
+    """The metrics of a step while they are copied to the host.
 
     Args:
-        step: its number, counted from 1.
+        step: number of the step, from 1.
         ranks: all ranks construct this together.
-        means: scalars on the device whose mean over the ranks is the global figure; must hold ``loss``.
-        data_wait_seconds: how long this rank waited for its batches; the maximum over the ranks counts.
-        peak_memory_bytes: of this rank; the maximum counts.
-        stop_requested: whether this rank has received a signal; one is enough.
+        means: scalars on the device whose means over ranks are the global metrics.
+        data_wait_seconds: time this rank waited for its batches; the maximum over ranks is reported.
+        peak_memory_bytes: peak memory of this rank; the maximum over ranks is reported.
+        stop_requested: whether this rank has received a signal; one rank is enough.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PendingMetrics:
             self._event.record()
 
     def read(self) -> StepMetrics:
-        """Waits for the copy, if it is still under way, and unpacks it."""
+        """Waits for the copy if it is in flight, and unpacks it."""
         if self._event is not None:
             self._event.synchronize()
         num_means = len(self._names)

@@ -1,26 +1,75 @@
-"""The optimizer and its learning rate."""
+"""The optimizer and its parameter groups."""
+
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from engine.config import OptimizerOptions
+from engine.options import UserError
 
 
-def make_optimizer(model: nn.Module, options: OptimizerOptions) -> torch.optim.AdamW:
-    """Builds AdamW over all parameters, decaying every one of them as the official recipe does.
+class GroupOptions(NamedTuple):
+    """Options of one parameter group."""
 
-    It is the fused form, which DeepSpeed accepts as a client optimizer for every ZeRO stage and which needs no compiler.
+    learning_rate_scale: float
+    weight_decay: float
+
+
+def make_optimizer(model: nn.Module, options: OptimizerOptions) -> tuple[torch.optim.AdamW, list[GroupOptions]]:
+    """Builds AdamW: one group for each entry of ``optimizer.groups`` and one for all other parameters.
+
+    All parameters decay, as in the official recipe. DeepSpeed accepts the fused implementation as a client optimizer for
+    every ZeRO stage, and it needs no compiler.
+
+    Returns:
+        The optimizer, and the options of its groups in the same order.
+
+    Raises:
+        UserError: a group that matches no parameter.
     """
-    return torch.optim.AdamW(
-        model.parameters(),
-        lr=options.learning_rate,
-        betas=options.betas,
-        eps=options.eps,
-        weight_decay=options.weight_decay,
-        fused=True,
-    )
+    parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    parts = split_parameters(list(parameters), options)
+    groups = [
+        {
+            "params": [parameters[name] for name in names],
+            "lr": options.learning_rate * group.learning_rate_scale,
+            "weight_decay": group.weight_decay,
+        }
+        for names, group in parts
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=options.learning_rate, betas=options.betas, eps=options.eps, fused=True)
+    return optimizer, [group for _, group in parts]
 
 
-def learning_rate(options: OptimizerOptions, step: int) -> float:
-    """The learning rate of a step, counted from 0: a linear rise over the warm-up, then constant."""
-    return options.learning_rate * min(1.0, (step + 1) / max(1, options.warmup_steps))
+def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[list[str], GroupOptions]]:
+    """Returns the names of the parameters of each group, in the model's order, and the group's options.
+
+    Raises:
+        UserError: a group that matches no parameter.
+    """
+    rest, parts = list(names), []
+    for group in options.groups:
+        matching = [name for name in rest if group.matches(name)]
+        if not matching:
+            raise UserError(
+                f"optimizer.groups: '{group.match}' matches no parameter that an earlier group has not taken; parameters "
+                f"are named like {names[0]} and {names[-1]}"
+            )
+        weight_decay = options.weight_decay if group.weight_decay is None else group.weight_decay
+        parts.append((matching, GroupOptions(group.learning_rate_scale, weight_decay)))
+        rest = [name for name in rest if name not in set(matching)]
+    if rest:
+        parts.append((rest, GroupOptions(1.0, options.weight_decay)))
+    return parts
+
+
+def learning_rate(options: OptimizerOptions, step: int, num_steps: int) -> float:
+    """Returns the learning rate of a step, before the groups' scales.
+
+    Args:
+        options: the optimizer's options.
+        step: number of the step, from 0.
+        num_steps: total number of steps.
+    """
+    return options.learning_rate * options.schedule.factor(step, num_steps)

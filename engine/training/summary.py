@@ -1,6 +1,8 @@
-"""What a run says at its end: the figures of its speed, the loss curve, and what to do next."""
+"""What a run prints at its start and end, ``summary.json``, and the plot of its losses."""
 
 import json
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,15 +12,16 @@ from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
 from engine.training.metric_writers import read_rows
+from engine.training.trainer import Trainer
 
-# The paper's length of pre-training: figures are given for it so that runs of any length compare.
+# The paper's length of pre-training: times are given for it so that runs of any length can be compared.
 _PAPER_EPOCHS = 200
 _ACCURACY = "accuracy_"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The closing figures of a run. Rates are medians over its steps, without the first tenth (warm-up)."""
+    """The results of a run. Rates are medians over its steps without the first tenth (warm-up)."""
 
     steps: int
     loss_first: float
@@ -37,10 +40,50 @@ class Summary:
     zero_stage: int
 
 
+def describe_run(trainer: Trainer) -> str:
+    """Returns what a run prints at its start."""
+    config, state, data = trainer.config, trainer.state, trainer.data
+    num_parameters = sum(math.prod(shape) for shape in trainer.backend.shapes.values())
+    counts = ", ".join(f"{split} {store.num_crops:,}" for split, store in data.stores.items())
+    start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
+    return _align(
+        {
+            "task": trainer.task.name,
+            "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",
+            "crops": f"{counts}, read with {data.train.name} from {config.data.path}",
+            "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
+            "batch": f"{config.train.batch_size} crops, {data.micro_batch_size} at a time per rank",
+            "steps": f"{state.num_steps:,}, {start}",
+            "output": str(config.output_dir),
+        }
+    )
+
+
+def conclude_run(trainer: Trainer) -> None:
+    """Writes a run's summary, and prints it."""
+    config, state = trainer.config, trainer.state
+    metrics = config.output_dir / "metrics.jsonl"
+    if not read_rows(metrics, "train"):
+        # The run resumed from another run's checkpoint at or after its last step.
+        sys.stdout.write(f"done: step {state.step} of {state.num_steps}, nothing left to train\n")
+        return
+    summary = summarize(
+        metrics,
+        num_crops=trainer.data.stores["train"].num_crops,
+        world_size=trainer.ranks.world_size,
+        device=trainer.ranks.device.type,
+        precision=config.train.precision,
+        zero_stage=config.zero.stage,
+        peak_flops=trainer.peak_flops,
+    )
+    sys.stdout.write(f"done: {trainer.task.name}\n{write_summary(summary, config.output_dir)}\n")
+    sys.stdout.write(f"  checkpoint   {trainer.checkpoints.path(state.saved_step)}\n")
+
+
 def summarize(
     metrics: Path, *, num_crops: int, world_size: int, device: str, precision: str, zero_stage: int, peak_flops: float
 ) -> Summary:
-    """Computes the closing figures from a run's ``metrics.jsonl``, which must hold at least one training row."""
+    """Computes a run's results from its ``metrics.jsonl``, which must contain a training row."""
     rows = read_rows(metrics, "train")
     settled = rows[len(rows) // 10 :] if len(rows) > 1 else rows
     valid = read_rows(metrics, "valid")
@@ -71,7 +114,7 @@ def summarize(
 
 
 def write_summary(summary: Summary, folder: Path) -> str:
-    """Writes ``summary.json`` and ``loss.png`` and gives the text for the terminal."""
+    """Writes ``summary.json`` and ``loss.png``; returns the text for the terminal."""
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
     valid = "" if summary.valid_loss_last is None else f", validation {summary.valid_loss_last:.3f}"
@@ -80,19 +123,19 @@ def write_summary(summary: Summary, folder: Path) -> str:
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
         "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f}{valid}",
-        "chosen right": ", ".join(f"{name} {share:.0%}" for name, share in summary.accuracies_last.items()),
+        "accuracy": ", ".join(f"{name} {share:.0%}" for name, share in summary.accuracies_last.items()),
         "speed": f"{summary.crops_per_second:,.1f} crops/s",
         "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (a large matrix product, measured)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
-        "peak memory": f"{summary.peak_memory_gb:.2f} GB a rank",
+        "peak memory": f"{summary.peak_memory_gb:.2f} GB per rank",
         f"{_PAPER_EPOCHS} epochs": f"{total_hours:,.2f} {hours} at this speed",
         "loss curve": str(folder / "loss.png"),
     }
-    return align(lines)
+    return _align(lines)
 
 
 def plot_losses(metrics: Path, out: Path) -> None:
-    """Draws the loss, its parts and the accuracies over the steps, training and validation, from a ``metrics.jsonl``."""
+    """Plots the loss, its parts and the accuracies of training and validation over the steps."""
     train, valid = read_rows(metrics, "train"), read_rows(metrics, "valid")
     names = [name for name in train[-1] if name == "loss" or name.startswith(("loss_", _ACCURACY))]
     num_columns = min(4, len(names))
@@ -114,18 +157,19 @@ def plot_losses(metrics: Path, out: Path) -> None:
 
 
 def _points(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    """Returns steps and values of the rows that have the metric."""
     have = [row for row in rows if row.get(name) is not None]
     return [row["step"] for row in have], [row[name] for row in have]
 
 
 def _smooth(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
-    """Running medians over a twentieth of the run."""
+    """Returns running medians over a twentieth of the run."""
     steps, values = _points(rows, name)
     half = max(1, len(values) // 40)
     return steps, [median(values[max(0, i - half) : i + half + 1]) for i in range(len(values))]
 
 
-def align(lines: Mapping[str, str]) -> str:
-    """Names and texts in two columns, as a run begins and ends with."""
+def _align(lines: Mapping[str, str]) -> str:
+    """Formats names and texts in two columns."""
     width = max(map(len, lines))
     return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())

@@ -1,7 +1,8 @@
-"""How fast a run is, and how fast it could be: crops per second, model FLOPs utilization, memory.
+"""Throughput of a run: time per step, peak FLOP/s of the device, peak memory.
 
-MFU counts matrix products and convolutions only, forward once and backward twice, nothing for recomputation, against the
-measured rate of one large matrix product on the same device in the same precision, in the formulation that the model takes.
+Model FLOPs utilization (MFU) counts matrix products and convolutions only, forward once and backward twice, without
+recomputation, relative to the measured rate of one large matrix product on the same device, in the same precision and
+formulation.
 """
 
 import resource
@@ -15,8 +16,8 @@ from torch import Tensor
 
 from engine.models.functional import linear
 
-# The product whose rate is the yardstick: [M, K] x [K, N]. On a CPU it is the model's own largest product at 8 pairs, since
-# a larger one would only measure the memory; on a GPU it is the customary large square one.
+# Sizes [M, K] x [K, N] of the product that is timed. On a CPU it is the model's own largest product at 8 pairs, since a larger
+# one would only measure the memory; on a GPU it is the customary large square product.
 _CPU_PRODUCT = (2496, 768, 3072)
 _CUDA_PRODUCT = (8192, 8192, 8192)
 
@@ -24,13 +25,13 @@ _CUDA_PRODUCT = (8192, 8192, 8192)
 def measure_peak_flops(
     device: torch.device, dtype: torch.dtype, repeats: int = 5, product: Callable[[Tensor, Tensor], Tensor] = linear
 ) -> float:
-    """Measures the rate of a large matrix product, in FLOP/s: the median over ``repeats``, after one to warm up.
+    """Returns the rate of a large matrix product in FLOP/s: the median over ``repeats`` after one warm-up.
 
     Args:
-        device: where.
-        dtype: of both factors.
-        repeats: how many are timed.
-        product: of x [M, K] and w [N, K]: x w^T; by default in the model's formulation.
+        device: the device to measure.
+        dtype: dtype of both factors.
+        repeats: number of timed products.
+        product: computes x w^T from x [M, K] and w [N, K]; by default the model's own formulation.
     """
     m, k, n = _CUDA_PRODUCT if device.type == "cuda" else _CPU_PRODUCT
     generator = torch.Generator(device=device).manual_seed(0)
@@ -46,10 +47,10 @@ def measure_peak_flops(
 
 
 class StepClock:
-    """Times a step, or a part of one, where it runs, from when it is made until :meth:`stop`, without making the host wait.
+    """Times a step on its device, from construction to :meth:`stop`, without making the host wait.
 
-    The host has launched a step on a GPU long before it is done there, so its own clock would tell nothing: there, events
-    tell when the device came to the step and when it was done.
+    The host launches a step on a GPU long before the GPU finishes it, so events on the device measure it instead of the host's
+    clock.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -63,7 +64,7 @@ class StepClock:
 
     @property
     def seconds(self) -> float:
-        """How long the step took; waits for its end on the device."""
+        """Duration of the step; waits until the device has finished it."""
         if isinstance(self._begin, float):
             assert isinstance(self._end, float)
             return self._end - self._begin
@@ -80,20 +81,20 @@ class StepClock:
 
 
 def synchronize(device: torch.device) -> None:
-    """Waits for the device to finish; for measuring only, never in a step."""
+    """Waits for the device; for measurements only, never in a step."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """The most memory this process has held: of the GPU's if it trains there, else of the machine's."""
+    """Returns this process's peak memory: on the GPU if it trains there, otherwise in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux counts kibibytes, macOS bytes.
+    # Linux reports kibibytes, macOS bytes.
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def forget_peak_memory(device: torch.device) -> None:
-    """Lets :func:`peak_memory_bytes` count from now; the machine's memory keeps its peak, which no process can reset."""
+def reset_peak_memory(device: torch.device) -> None:
+    """Restarts :func:`peak_memory_bytes` on a GPU; a process cannot reset the peak of the machine's memory."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -1,0 +1,18 @@
+"""Devices and dtypes, by the names that configurations and command lines use."""
+
+import torch
+
+from engine.options import UserError
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def select_device(choice: str) -> torch.device:
+    """Returns the device for ``auto``, ``cpu`` or ``cuda``; auto: a GPU if there is one.
+
+    Raises:
+        UserError: ``cuda`` without a GPU.
+    """
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise UserError("device=cuda: PyTorch sees no GPU; use auto or cpu, or check the driver")
+    return torch.device("cuda" if choice != "cpu" and torch.cuda.is_available() else "cpu")

@@ -1,0 +1,102 @@
+"""Builds a trainer from a configuration: data, task, backend, checkpoints, state."""
+
+import math
+import sys
+from pathlib import Path
+
+from data_tools.files import write_text
+from engine.config import RunConfig, to_yaml
+from engine.options import UserError
+from engine.tasks import Task
+from engine.training.checkpoint import CheckpointInfo, Checkpoints, check_matches
+from engine.training.data import make_loaders, open_stores
+from engine.training.deepspeed_backend import DeepSpeedBackend
+from engine.training.distributed import Ranks
+from engine.training.kernel_checks import check_kernels
+from engine.training.metric_writers import MetricWriter, make_metric_writers
+from engine.training.micro_batch import resolve_micro_batch_size
+from engine.training.run_state import RunState
+from engine.training.summary import describe_run
+from engine.training.trainer import Trainer
+
+
+def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Trainer:
+    """Prepares everything for the first step; if the run resumes, from its checkpoint.
+
+    The trainer's configuration is the given one with ``train.micro_batch_size=auto`` resolved.
+
+    Args:
+        config: the run's configuration, of the task's class.
+        ranks: all ranks call this together.
+        task_class: the task to train.
+
+    Raises:
+        UserError, DatasetError: one line for the user; the same on every rank.
+    """
+    if config.train.micro_batch_size != "auto":
+        config.train.micro_batches(ranks.world_size)  # reports mistakes before anything slow
+    check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
+    stores = open_stores(config, ranks)
+    keep_best = task_class.score.mode if config.checkpoint.keep_best else None
+    checkpoints = Checkpoints(
+        config.output_dir / "checkpoints", ranks, keep_last=config.checkpoint.keep_last, keep_best=keep_best
+    )
+    resumed = _find_checkpoint(config, checkpoints)
+    config = resolve_micro_batch_size(config, lambda: task_class(config), ranks, resumed[1] if resumed else None)
+
+    task = task_class(config)
+    if resumed:
+        check_matches(*resumed, task.model, config, ranks.world_size)
+    data = make_loaders(config, stores, ranks, task.pair)
+    if resumed:
+        data.train.load_state_dict(resumed[1].loader)
+    backend = DeepSpeedBackend(task.model, config, ranks)
+    if resumed:
+        backend.load(resumed[0])
+    state = _make_state(config, stores["train"].num_crops, resumed[1] if resumed else None)
+    metric_writers: list[MetricWriter] = []
+    trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)
+    ranks.on_main_rank(lambda: _open_outputs(trainer))
+    return trainer
+
+
+def _open_outputs(trainer: Trainer) -> None:
+    config = trainer.config
+    write_text(config.output_dir / "config.yaml", to_yaml(config))
+    sys.stderr.write(describe_run(trainer) + "\n")
+    trainer.metric_writers += make_metric_writers(config, trainer.state)
+
+
+def _make_state(config: RunConfig, num_crops: int, resumed: CheckpointInfo | None) -> RunState:
+    step = resumed.step if resumed else 0
+    cursor = resumed.loader["cursor"] if resumed else 0
+    num_steps = config.train.steps or step + _remaining_steps(config, num_crops, cursor)
+    best_score = resumed.best_score if resumed else None
+    return RunState(step=step, num_steps=num_steps, best_score=best_score, saved_step=step, first_step=step)
+
+
+def _remaining_steps(config: RunConfig, num_crops: int, cursor: int) -> int:
+    """Returns the steps left after the loader's cursor; earlier batches may have had another size."""
+    assert config.train.epochs is not None
+    steps = math.floor((config.train.epochs * num_crops - cursor) / config.train.batch_size + 0.5)
+    return max(0 if cursor else 1, steps)
+
+
+def _find_checkpoint(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path, CheckpointInfo] | None:
+    """Returns the verified checkpoint that ``resume`` refers to, or ``None`` to start from the beginning."""
+    if config.resume == "auto":
+        return checkpoints.newest()
+    if config.resume != "none":
+        path = Path(config.resume)
+        info = checkpoints.read(path)
+        last = checkpoints.last_step()
+        if last is not None and last > info.step:
+            # They would count as the newest checkpoints, which are kept and resumed from.
+            raise UserError(
+                f"{config.output_dir}: contains checkpoints of later steps (up to {last}) than {path}: set another "
+                f"output_dir, or resume=auto to continue the run in it"
+            )
+        return path, info
+    if checkpoints.newest() is not None:
+        raise UserError(f"{config.output_dir}: already contains a run: set another output_dir, or resume=auto to continue it")
+    return None

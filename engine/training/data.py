@@ -1,0 +1,102 @@
+"""Opens the dataset of a run and makes its loaders."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.verification_cache import VerificationCache
+from engine.config import RunConfig
+from engine.data import CropStore, Loader, SampleOrder, make_loader
+from engine.options import SegmentPair, UserError
+from engine.training.distributed import Ranks
+
+
+@dataclass(frozen=True)
+class RunData:
+    """The loaders of a run.
+
+    Attributes:
+        stores: the crops of each split, ``train`` and, if the dataset has one, ``valid``.
+        train: this rank's endless stream of training batches.
+        valid: the same for validation, or ``None`` without a validation split.
+        micro_batch_size: samples per batch of either loader.
+    """
+
+    stores: dict[str, CropStore]
+    train: Loader
+    valid: Loader | None
+    micro_batch_size: int
+
+    def close(self) -> None:
+        """Ends the loaders' threads."""
+        self.train.close()
+        if self.valid is not None:
+            self.valid.close()
+
+
+def open_stores(config: RunConfig, ranks: Ranks) -> dict[str, CropStore]:
+    """Opens the dataset, verifies its shards, and returns the crops of each split.
+
+    Raises:
+        UserError, DatasetError: the dataset is missing or damaged.
+    """
+    dataset = open_dataset(config, ranks)
+    stores = {"train": CropStore(dataset, config.data.train_split)}
+    if config.data.valid_split in dataset.manifest.counts:
+        stores["valid"] = CropStore(dataset, config.data.valid_split)
+    return stores
+
+
+def make_loaders(config: RunConfig, stores: dict[str, CropStore], ranks: Ranks, pair: SegmentPair) -> RunData:
+    """Makes the loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
+
+    Raises:
+        UserError: the loader is not installed, or its options do not fit together.
+    """
+    micro_batch_size, _ = config.train.micro_batches(ranks.world_size)
+
+    def make(store: CropStore) -> Loader:
+        order = SampleOrder(
+            store.num_crops, config.seed, block_size=config.data.block_size, window_blocks=config.data.window_blocks
+        )
+        return make_loader(
+            config.data,
+            store,
+            order,
+            leads=config.leads,
+            seed=config.seed,
+            batch_size=micro_batch_size,
+            rank=ranks.rank,
+            world_size=ranks.world_size,
+            device=ranks.device,
+            pair=pair,
+        )
+
+    loaders = {split: make(store) for split, store in stores.items()}
+    return RunData(stores, loaders["train"], loaders.get("valid"), micro_batch_size)
+
+
+def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
+    """Opens the dataset; with ``data.verify=hash`` it verifies the shards that were not verified before, shared by the ranks.
+
+    Raises:
+        UserError, DatasetError: the dataset is missing or damaged.
+    """
+    if config.data.path is None:
+        raise UserError("data.path is missing: set it to a dataset's folder, data.path=DATASET (ecg-data build makes one)")
+    dataset: Dataset = ranks.on_main_rank(lambda: Dataset.open(Path(str(config.data.path))))
+    if config.data.verify == "hash":
+        _verify_shards(dataset, ranks)
+    return dataset
+
+
+def _verify_shards(dataset: Dataset, ranks: Ranks) -> None:
+    cache: VerificationCache = ranks.on_main_rank(lambda: VerificationCache(dataset))
+    if not cache.unverified:
+        return
+    problems = dataset.verify_shards(cache.unverified[ranks.rank :: ranks.world_size])
+    problems = [problem for part in ranks.gather(problems) for problem in part]
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        raise UserError(f"{problems[0]}{more}: run `ecg-data verify {dataset.path}`, and build the dataset again")
+    ranks.on_main_rank(cache.record)

@@ -1,0 +1,80 @@
+"""Runs a task on batches: one micro-batch, and a whole split for evaluation."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from data_tools.shards.manifest import DatasetError
+from engine.data import Batch, Loader
+from engine.device import DTYPES
+from engine.options import RankError
+from engine.tasks import StepOutput, Task
+from engine.training.distributed import Ranks
+
+
+def next_batch(loader: Loader, ranks: Ranks) -> Batch:
+    """Returns the loader's next batch.
+
+    Raises:
+        RankError: a shard cannot be read.
+    """
+    try:
+        return next(loader)
+    except DatasetError as error:
+        raise RankError(f"rank {ranks.rank}: {error}") from error
+
+
+def run_batch(task: Task, model: Any, batch: Batch, *, step: int, row0: int, precision: str) -> StepOutput:
+    """Computes a task's output for a micro-batch.
+
+    Args:
+        task: the task.
+        model: the task's model, or DeepSpeed's engine around it.
+        batch: the micro-batch of this rank.
+        step: number of the optimizer step, from 0.
+        row0: row of the micro-batch's first sample in the step's global batch.
+        precision: a key of :data:`engine.device.DTYPES`.
+    """
+    device = batch.segments.device
+    # Tensors on the device: a compiled graph would be recompiled for every new Python number.
+    step_tensor, row0_tensor = (torch.full((), number, dtype=torch.int64, device=device) for number in (step, row0))
+    return task.compute(model, replace(batch, segments=batch.segments.to(DTYPES[precision])), step_tensor, row0_tensor)
+
+
+@torch.no_grad()
+def evaluate(
+    task: Task,
+    model: Any,
+    loader: Loader,
+    ranks: Ranks,
+    *,
+    num_samples: int,
+    micro_batch_size: int,
+    precision: str,
+    max_batches: int | None = None,
+) -> dict[str, float]:
+    """Returns a task's metrics over a split, the same on every rank; random draws are the same in every call.
+
+    The last global batch is filled up with samples from the beginning of the split, as all batches have the same size.
+
+    Args:
+        task: the task.
+        model: the task's model in evaluation mode, or DeepSpeed's engine around it.
+        loader: the split's loader.
+        ranks: all ranks call this together.
+        num_samples: samples in the split.
+        micro_batch_size: the loader's batch size.
+        precision: a key of :data:`engine.device.DTYPES`.
+        max_batches: largest number of micro-batches per rank; ``None``: the whole split.
+    """
+    global_batch_size = micro_batch_size * ranks.world_size
+    num_batches = -(-num_samples // global_batch_size)
+    num_batches = min(num_batches, max_batches or num_batches)
+    evaluator = task.make_evaluator(num_batches)
+    loader.seek(0)
+    for number in range(num_batches):
+        row0 = number * global_batch_size + ranks.rank * micro_batch_size
+        batch = next_batch(loader, ranks)
+        evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=precision))
+    return evaluator.compute()

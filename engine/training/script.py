@@ -1,0 +1,120 @@
+"""The command line of a training script: reads the configuration, trains, and reports errors and exit status."""
+
+import argparse
+import logging
+import sys
+import traceback
+import warnings
+from pathlib import Path
+from typing import TextIO
+
+import torch
+
+from data_tools.shards.manifest import DatasetError
+from engine.config import RunConfig, load_config, to_yaml
+from engine.device import select_device
+from engine.options import RankError, UserError
+from engine.tasks import Task
+from engine.training.builders import build_trainer
+from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed, is_peer_failure
+from engine.training.run_folder import lock_run_folder
+from engine.training.summary import conclude_run
+from engine.training.trainer import TrainingStoppedError
+
+
+def run_script(task_class: type[Task], *, prog: str, description: str, example: str) -> int:
+    """Trains a task as the command line says.
+
+    Args:
+        task_class: the task; ``task_class.config_class`` is the class of its configuration.
+        prog: name of the script.
+        description: one line for ``--help``.
+        example: an example command for ``--help``.
+
+    Returns:
+        The exit status: 0 after success, 2 after a user's mistake, 143 after a signal and a saved checkpoint. After errors
+        that other ranks may not have, the process exits instead.
+    """
+    arguments = _parse_arguments(prog, description, example)
+    program = prog.removesuffix(".py")
+
+    def fail(error: Exception | str, *, report: bool) -> int:
+        if report:
+            sys.stderr.write(f"{program}: {error}\n")
+        return 2
+
+    def notify(text: str) -> None:
+        if arguments.local_rank in {-1, 0}:
+            sys.stderr.write(f"{program}: {text}\n")
+
+    try:
+        config = load_config(task_class.config_class, arguments.config, arguments.overrides, notify)
+        if arguments.print_config:
+            sys.stdout.write(to_yaml(config))
+            return 0
+        ranks = init_distributed(select_device(config.train.device))
+    except UserError as error:
+        return fail(error, report=arguments.local_rank in {-1, 0})
+    try:
+        _train(config, ranks, task_class)
+        status = 0
+    except TrainingStoppedError as stopped:
+        fail(stopped, report=ranks.is_main)
+        status = 143
+    except RankError as error:
+        exit_process(fail(error, report=True))
+    except (UserError, DatasetError) as error:
+        status = fail(error, report=ranks.is_main)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0]
+        remedy = "set train.micro_batch_size=auto or a smaller number, or compute.activation_checkpointing=true"
+        exit_process(fail(f"rank {ranks.rank}: {reason}: {remedy}", report=True))
+    except KeyboardInterrupt:
+        exit_process(130)
+    except Exception as error:  # noqa: BLE001 -- reported here, because the process ends before Python would report it
+        if is_peer_failure(error):
+            sys.stderr.write(
+                f"rank {ranks.rank} stops because another rank has ended: see that rank's message for the reason\n"
+            )
+        else:
+            traceback.print_exc()
+        exit_process(1)
+    destroy_process_group()
+    return status
+
+
+def _parse_arguments(prog: str, description: str, example: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--config",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="YAML file; if given several times, later files override earlier ones",
+    )
+    parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # set by the launcher
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the files")
+    return parser.parse_intermixed_args()
+
+
+def _train(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> None:
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
+    warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
+    # PyTorch's compiler calls functions that PyTorch itself has deprecated.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
+    lock: list[TextIO] = []
+    ranks.on_main_rank(lambda: lock.append(lock_run_folder(config.output_dir)))
+    trainer = build_trainer(config, ranks, task_class)
+    try:
+        trainer.run()
+    finally:
+        trainer.close()
+    ranks.on_main_rank(lambda: conclude_run(trainer))
