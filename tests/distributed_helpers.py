@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from engine.training.distributed import leave
+from engine.training.distributed import exit_process
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> list[Any]:
@@ -50,4 +50,4 @@ def _run_rank(rank: int, world_size: int, folder: str, source: str, name: str, a
         torch.save(getattr(module, name)(rank, *args), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
-    leave(0)
+    exit_process(0)

@@ -31,7 +31,7 @@ TINY = [
     "objective.w2v.final_width=32",
     "train.device=cpu",
     "train.batch_size=4",
-    "train.validate_every=null",
+    "validation.every_steps=null",
     "checkpoint.every_steps=null",
     "logging.tensorboard=false",
     "data.loader=torch",
@@ -104,7 +104,7 @@ class Run:
         """Waits for a run that must fail with one line from the script, and gives that line."""
         self.wait(timeout)
         assert self.process.returncode != 0, self.stdout + self.stderr
-        lines = [line for line in self.stderr.splitlines() if line.startswith("pretrain: ")]
+        lines = [line for line in self.stderr.splitlines() if line.startswith("pretrain: ") and ": warning: " not in line]
         assert "Traceback" not in self.stderr, self.stderr
         assert len(lines) == 1, self.stdout + self.stderr
         return lines[0].removeprefix("pretrain: ")

@@ -160,7 +160,7 @@ def _renames(old: Mapping[str, Any], new: Mapping[str, Any]) -> bool:
 def _describe(error: ValidationError, config_class: type[Options], layer: _Layer) -> str:
     """Formats pydantic's report as one line: the first mistake, and the number of others."""
     mistakes = error.errors()
-    first = mistakes[0]
+    first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelled key is missing, too
     path = _key_path(first["loc"], layer.values)
     where = f"{layer.source(path)}: {path}" if path else layer.source("")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""

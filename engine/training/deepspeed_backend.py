@@ -100,6 +100,10 @@ class DeepSpeedBackend:
         if self.stage:
             self.model.optimizer.clip_grad = self._clipping
 
+    def destroy(self) -> None:
+        """Frees what DeepSpeed holds; for processes that build several backends."""
+        self.model.destroy()
+
     def _gradient_norm(self) -> Tensor:
         """The norm of the gradients, averaged over ranks; does not wait for the device."""
         if not self.stage:

@@ -45,7 +45,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
 
     def notify(text: str) -> None:
         if arguments.local_rank in {-1, 0}:
-            sys.stderr.write(f"{program}: {text}\n")
+            sys.stderr.write(f"{program}: warning: {text}\n")
 
     try:
         config = load_config(task_class.config_class, arguments.config, arguments.overrides, notify)

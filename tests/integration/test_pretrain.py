@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 def test_the_loss_does_not_depend_on_how_many_ranks_share_the_batch(simulated_dataset: Path, tmp_path: Path) -> None:
     # The quickstart has no dropout, which draws from each rank's own generator; all else is drawn by position in the batch.
-    words = ("train.steps=6", "train.batch_size=16", "optimizer.warmup_steps=0")
+    words = ("train.steps=6", "train.batch_size=16", "optimizer.schedule.warmup_steps=0")
     one = Run(simulated_dataset, tmp_path / "one", *words).succeed()
     two = Run(simulated_dataset, tmp_path / "two", *words, ranks=2).succeed()
     halves = Run(simulated_dataset, tmp_path / "halves", *words, "zero.stage=0", ranks=2).succeed()
@@ -37,7 +37,7 @@ def test_every_zero_stage_trains_with_two_ranks_and_accumulation(
         f"train.precision={precision}",
         f"zero.stage={stage}",
     )
-    run = Run(simulated_dataset, tmp_path / "run", *words, "train.validate_every=2", ranks=2).succeed()
+    run = Run(simulated_dataset, tmp_path / "run", *words, "validation.every_steps=2", ranks=2).succeed()
     losses = run.losses()
     assert len(losses) == 4
     assert all(math.isfinite(loss) for loss in losses)
@@ -98,7 +98,7 @@ class TestRefusals:
         assert "did you mean 'train.batch_size'" in self.refused(simulated_dataset, tmp_path, "train.batchsize=4", ranks=2)
 
     def test_batch_that_does_not_divide(self, simulated_dataset: Path, tmp_path: Path) -> None:
-        assert "does not divide over 2 ranks" in self.refused(simulated_dataset, tmp_path, "train.batch_size=15", ranks=2)
+        assert "is not divisible by 2 ranks" in self.refused(simulated_dataset, tmp_path, "train.batch_size=15", ranks=2)
 
     def test_no_dataset_given(self, tmp_path: Path) -> None:
         assert "data.path is missing" in self.refused(None, tmp_path)
@@ -113,7 +113,7 @@ class TestRefusals:
 
     def test_no_gpu(self, simulated_dataset: Path, tmp_path: Path) -> None:
         line = Run(simulated_dataset, tmp_path / "run", "train.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""}).fail()
-        assert "no GPU is visible" in line
+        assert "PyTorch sees no GPU" in line
 
     def test_shard_changed_by_one_bit(self, simulated_dataset: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))

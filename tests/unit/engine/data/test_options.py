@@ -34,13 +34,6 @@ def test_names_come_out_in_canonical_order_whatever_their_spelling() -> None:
 def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):
         find_leads(leads)
-    with pytest.raises(ValidationError, match=message):
-        DataOptions(leads=leads)
-
-
-def test_a_truth_value_is_no_number_of_leads() -> None:
-    with pytest.raises(ValidationError, match="truth value"):
-        DataOptions.model_validate({"leads": True})
 
 
 def test_every_field_is_an_augmentation_and_masking_is_applied_last() -> None:

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.training.distributed import Ranks, choose_device, start, stop
+from engine.device import select_device
+from engine.training.distributed import Ranks, destroy_process_group, init_distributed
 
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
-    """This process as the only rank of a run on the CPU; DeepSpeed allows one group of ranks in the life of a process."""
-    yield start(choose_device("cpu"))
-    stop()
+    """This process as the only rank of a run on the CPU; DeepSpeed allows one process group in the life of a process."""
+    yield init_distributed(select_device("cpu"))
+    destroy_process_group()

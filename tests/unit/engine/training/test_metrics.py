@@ -4,9 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from engine.config import OptimizerOptions
 from engine.training.metric_writers import JsonLines, read_rows
-from engine.training.optimizer import learning_rate, make_optimizer
 from engine.training.summary import summarize, write_summary
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
@@ -16,7 +14,7 @@ def row(step: int, loss: float = 5.0) -> dict[str, float | int]:
     return {"step": step, "loss": loss, "loss_local": loss / 2, **metrics}
 
 
-def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     writer = JsonLines(path, 0)
     for step in range(1, 6):
@@ -30,7 +28,7 @@ def test_a_resumed_run_goes_on_after_its_checkpoint(tmp_path: Path) -> None:
     assert [(line["step"], line["loss"]) for line in read_rows(path, "train")] == [(1, 5.0), (2, 5.0), (3, 5.0), (4, 1.0)]
 
 
-def test_a_figure_that_is_no_number_is_null(tmp_path: Path) -> None:
+def test_a_nan_metric_is_null(tmp_path: Path) -> None:
     writer = JsonLines(tmp_path / "metrics.jsonl", 0)
     writer.write("train", row(1, float("nan")))
     writer.close()
@@ -54,23 +52,7 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     assert (tmp_path / "loss.png").stat().st_size > 10_000
 
 
-def test_the_learning_rate_rises_and_stays() -> None:
-    options = OptimizerOptions(learning_rate=1.0, warmup_steps=4)
-    assert [learning_rate(options, step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-    assert learning_rate(OptimizerOptions(learning_rate=2.0), 0) == 2.0
-
-
-def test_the_optimizer_decays_weights_by_adamw() -> None:
-    model = torch.nn.Linear(2, 1)
-    optimizer = make_optimizer(model, OptimizerOptions(learning_rate=0.1, weight_decay=0.5))
-    before = model.weight.detach().clone()
-    model.weight.grad = torch.zeros_like(model.weight)
-    model.bias.grad = torch.zeros_like(model.bias)
-    optimizer.step()
-    assert torch.allclose(model.weight, before * (1 - 0.1 * 0.5))
-
-
-def test_a_step_is_timed_to_its_end_and_no_further() -> None:
+def test_a_step_is_timed_up_to_stop() -> None:
     clock = StepClock(torch.device("cpu"))
     time.sleep(0.02)
     clock.stop()
@@ -78,6 +60,6 @@ def test_a_step_is_timed_to_its_end_and_no_further() -> None:
     assert 0.02 <= clock.seconds < 0.04
 
 
-def test_the_yardstick_is_positive_and_memory_is_counted() -> None:
+def test_peak_flops_are_positive_and_memory_is_counted() -> None:
     assert measure_peak_flops(torch.device("cpu"), torch.float32, repeats=1) > 1e8
     assert peak_memory_bytes(torch.device("cpu")) > 50e6

@@ -1,4 +1,4 @@
-"""Nothing in a step looks at a value on the device: on a GPU, the host would wait there for everything that is queued."""
+"""No operation of a step reads a value from the device: on a GPU, the host would wait for everything in the queue."""
 
 import gc
 from pathlib import Path
@@ -10,15 +10,15 @@ from pretraining_runs import TINY
 from tiny_model import random_batch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.config_files import load_config
+from engine.config import PretrainConfig, load_config
+from engine.tasks import PretrainingTask
+from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
-from engine.training.setup import make_engine, make_model
-from engine.training.trainer import _gradient_norm
 
 QUICKSTART = Path(__file__).parents[4] / "configs" / "quickstart.yaml"
 
 
-# By which Python learns a tensor's value, and by which a number of Python's becomes a tensor, which is then copied.
+# Operations that read a tensor's value into Python, or copy a Python number to the device.
 WAITING = {
     torch.ops.aten._local_scalar_dense,
     torch.ops.aten.nonzero,
@@ -27,8 +27,8 @@ WAITING = {
 }
 
 
-class LookedAt(TorchDispatchMode):
-    """Notes the operations for which the host would wait for a GPU."""
+class WaitingOperations(TorchDispatchMode):
+    """Records the operations for which the host would wait for a GPU."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -42,35 +42,36 @@ class LookedAt(TorchDispatchMode):
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "words",
-    [[f"zero.stage={stage}"] for stage in (0, 1, 2)] + [["zero.stage=2", "train.activation_checkpointing=true"]],
+    "overrides",
+    [[f"zero.stage={stage}"] for stage in (0, 1, 2)] + [["zero.stage=2", "compute.activation_checkpointing=true"]],
     ids=str,
 )
-def test_a_step_looks_at_no_value(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_a_step_never_waits(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, overrides: list[str]) -> None:
     from deepspeed.accelerator import get_accelerator
 
-    config = load_config([QUICKSTART], [*TINY, "train.precision=bf16", "model.dropout=0.1", *words])
-    engine = make_engine(config, make_model(config), ranks)
+    overrides = [*TINY, "train.precision=bf16", "model.dropout=0.1", *overrides]
+    config = load_config(PretrainConfig, [QUICKSTART], overrides)
+    backend = DeepSpeedBackend(PretrainingTask(config).model, config, ranks)
     segments, patient = random_batch(4, num_samples=2500)
-    gc.collect()  # an engine of another test, which synchronizes when it is deleted, is not to be deleted in a step
-    # DeepSpeed's timer leaves out the first two steps.
+    gc.collect()  # another test's engine synchronizes when it is deleted, which must not happen in a step
+    # DeepSpeed's timer skips the first two steps.
     for step in range(4):
         numbers = torch.tensor(step), torch.tensor(0)
-        with LookedAt() as looked_at, monkeypatch.context() as patch:
-            patch.setattr(get_accelerator(), "synchronize", lambda *_: looked_at.operations.append("synchronize"))
-            loss, _ = engine(segments.bfloat16(), patient, *numbers)
-            engine.backward(loss)
-            norm = _gradient_norm(engine)
-            engine.step()
-        assert looked_at.operations == []
+        with WaitingOperations() as waiting, monkeypatch.context() as patch:
+            patch.setattr(get_accelerator(), "synchronize", lambda *_: waiting.operations.append("synchronize"))
+            loss, _ = backend.model(segments.bfloat16(), patient, *numbers)
+            backend.backward(loss)
+            norm = backend.step()
+        assert waiting.operations == []
+        assert norm is not None
         assert norm > 0
-    engine.destroy()
+    backend.destroy()
 
 
-def test_what_looks_at_a_value_is_noticed() -> None:
-    with LookedAt() as looked_at:
+def test_waiting_operations_are_recorded() -> None:
+    with WaitingOperations() as waiting:
         assert torch.ones(()).item() == 1
         assert bool(torch.ones(()) > 0)
         torch.nonzero(torch.ones(3))
         torch.tensor(3)
-    assert len(looked_at.operations) == 4
+    assert len(waiting.operations) == 4

@@ -1,0 +1,32 @@
+from dataclasses import replace
+from pathlib import Path
+
+from engine.config import PretrainConfig, load_config
+from engine.training.builders import _make_state
+from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo
+
+PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
+CHECKPOINT = CheckpointInfo(
+    format_version=FORMAT_VERSION, step=5, loader={"cursor": 40}, config={}, world_size=1, zero_stage=1, shapes={},
+    score=0.75, best_score=0.5,
+)  # fmt: skip
+
+
+def test_epochs_count_crops_whatever_the_batch_size_was() -> None:
+    config = load_config(PretrainConfig, [PAPER], ["train.epochs=2", "train.batch_size=8"])
+    assert _make_state(config, 100, None).num_steps == 25
+    assert _make_state(config, 100, CHECKPOINT).num_steps == 5 + 20
+    assert _make_state(config, 100, replace(CHECKPOINT, loader={"cursor": 200})).num_steps == 5
+    assert _make_state(config, 1, None).num_steps == 1
+
+
+def test_steps_take_precedence_over_epochs() -> None:
+    config = load_config(PretrainConfig, [PAPER], ["train.epochs=2", "train.steps=7", "train.batch_size=8"])
+    assert _make_state(config, 100, None).num_steps == 7
+    assert _make_state(config, 100, CHECKPOINT).num_steps == 7
+
+
+def test_a_resumed_run_keeps_its_best_score() -> None:
+    config = load_config(PretrainConfig, [PAPER], ["train.batch_size=8"])
+    state = _make_state(config, 100, CHECKPOINT)
+    assert (state.step, state.first_step, state.saved_step, state.best_score) == (5, 5, 5, 0.5)
