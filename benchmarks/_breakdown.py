@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from _timing import HostLead, Marks, Roofline
+from engine.training.setup import make_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,7 +35,6 @@ from engine.models.transformer import Block
 from engine.objectives import DrawKeys, PretrainingModel
 from engine.objectives.distributed import gather_ranks, sum_over_ranks, world_size
 from engine.training.optimizer import make_optimizer
-from engine.training.setup import make_model
 
 BACKWARD_FLOPS = 2.0
 """Of a part's backward pass, over those of its forward pass."""

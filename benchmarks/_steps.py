@@ -6,14 +6,14 @@ from typing import Any, NamedTuple
 
 import torch
 from _timing import Marks
+from engine.config_files import load_config
+from engine.training.setup import make_engine, make_model
 from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
 from engine.config import RunConfig
-from engine.config_files import load_config
 from engine.options import UserError
 from engine.training.distributed import Ranks
-from engine.training.setup import make_engine, make_model
 from engine.training.throughput import forget_peak_memory, peak_memory_bytes
 from engine.training.trainer import DTYPES
 

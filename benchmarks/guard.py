@@ -29,12 +29,12 @@ import torch
 from _common import environment, print_environment, print_table, spread, write_json
 from _steps import PRESET, TrainingStep, step_config
 from _timing import Marks, measure
+from engine.config_files import load_config
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.synthetic import write_cohort
-from engine.config_files import load_config
 from engine.data import CropStore, SampleOrder, make_loader
 from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop

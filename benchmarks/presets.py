@@ -20,15 +20,15 @@ from typing import Any
 
 import yaml
 from _common import environment, print_environment, print_table, write_json
+from engine.config_files import load_config
+from engine.training.setup import prepare
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.config import RunConfig
-from engine.config_files import load_config
 from engine.options import UserError
 from engine.training.distributed import Ranks, choose_device, leave, start, stop
 from engine.training.metric_writers import Row
-from engine.training.setup import prepare
 from engine.training.trainer import TrainingStoppedError
 
 CONFIGS = Path(__file__).parent.parent / "configs"

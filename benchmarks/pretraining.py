@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from _common import environment, free_port, print_environment, print_table, spread, write_json
 from _steps import PRESET
-
 from engine.config_files import load_config
+
 from engine.options import UserError
 from engine.training.metric_writers import read_rows
 

@@ -17,10 +17,10 @@ from _breakdown import Call, Part, measure_part
 from _common import environment, print_environment, print_table, write_json
 from _steps import PRESET
 from _timing import Roofline, measure_roofline
+from engine.config_files import load_config
 from torch import nn
 
 from data_tools.recording import SEGMENT_SAMPLES
-from engine.config_files import load_config
 from engine.models import EncoderOptions, feature_encoder, positional, transformer
 from engine.models.functional import AttentionBackend
 from engine.models.positional import FORMULATIONS, PositionalConvolution

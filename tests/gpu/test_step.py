@@ -11,15 +11,15 @@ from typing import NoReturn
 
 import pytest
 import torch
+from engine.config_files import load_config
+from engine.training.setup import make_engine, make_model
 from pretraining_runs import LAUNCHERS, TINY
 from tiny_model import random_batch, tiny_model
 
-from engine.config_files import load_config
 from engine.training import micro_batch
 from engine.training.distributed import Ranks, choose_device, start, stop
 from engine.training.metrics import PendingMetrics
 from engine.training.micro_batch import resolve_micro_batch_size
-from engine.training.setup import make_engine, make_model
 from engine.training.trainer import _gradient_norm
 
 pytestmark = pytest.mark.gpu

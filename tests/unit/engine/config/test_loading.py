@@ -135,7 +135,10 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("objective.name=[w2v]", ["objective"]),
         ("lead=6", ["lead: no such key", "did you mean 'leads'"]),
         ("leads=7", ["'leads=7'", "no combination of 7 leads"]),
-        ("data.augmentations.random_lead_masking.p=yes", ["random_lead_masking.p", "expected a number, got the boolean 'true'"]),
+        (
+            "data.augmentations.random_lead_masking.p=yes",
+            ["random_lead_masking.p", "expected a number, got the boolean 'true'"],
+        ),
         ("leads=true", ["leads", "boolean"]),
         ("leads=1", ["random_lead_masking needs two or more leads"]),
         ("leads={a: 1}", ["'leads={a: 1}'", "leads"]),

@@ -47,7 +47,9 @@ def test_warmup_stable_decay_decays_over_the_last_steps() -> None:
 
 
 def test_tri_stage_follows_the_official_form() -> None:
-    schedule = TriStageSchedule(initial_scale=0.01, final_scale=0.05, warmup_fraction=0.1, hold_fraction=0.4, decay_fraction=0.5)
+    schedule = TriStageSchedule(
+        initial_scale=0.01, final_scale=0.05, warmup_fraction=0.1, hold_fraction=0.4, decay_fraction=0.5
+    )
     factors = [schedule.factor(step, 100) for step in range(101)]
     assert factors[:10] == pytest.approx([0.01 + 0.99 * step / 10 for step in range(10)])
     assert factors[10:51] == pytest.approx([1.0] * 41)
@@ -55,5 +57,5 @@ def test_tri_stage_follows_the_official_form() -> None:
 
 
 def test_tri_stage_fractions_fit_into_the_run() -> None:
-    with pytest.raises(ValidationError, match="add up to 1.2, more than 1"):
+    with pytest.raises(ValidationError, match=r"add up to 1\.2, more than 1"):
         TriStageSchedule(warmup_fraction=0.1, hold_fraction=0.4, decay_fraction=0.7)

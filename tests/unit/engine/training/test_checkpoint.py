@@ -17,7 +17,6 @@ from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoin
 from engine.training.deepspeed_backend import DeepSpeedBackend, parameter_shapes
 from engine.training.distributed import Ranks
 
-
 PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 
 
@@ -36,7 +35,7 @@ class FileBackend:
 
 
 def file_backend(fail: bool = False) -> DeepSpeedBackend:
-    return cast(DeepSpeedBackend, FileBackend(fail))
+    return cast("DeepSpeedBackend", FileBackend(fail))
 
 
 @pytest.fixture
@@ -81,7 +80,8 @@ def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "changed", "removed", "no description", "broken description", "other fields", "invalid file description"]
+    "damage",
+    ["truncated", "changed", "removed", "no description", "broken description", "other fields", "invalid file description"],
 )
 def test_a_damaged_checkpoint_is_skipped(checkpoints: Checkpoints, damage: str) -> None:
     checkpoints.save(file_backend(), info(1))

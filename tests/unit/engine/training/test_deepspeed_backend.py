@@ -167,7 +167,9 @@ def test_deepspeed_never_waits_for_the_device() -> None:
     assert deepspeed_config(config, 2)["zero_optimization"]["overlap_comm"]
     assert not deepspeed_config(config, 2)["zero_optimization"]["compute_grad_norm"]
     # Clipping needs the norm within DeepSpeed's step.
-    assert "compute_grad_norm" not in deepspeed_config(load("zero.stage=2", "train.gradient_clipping=1"), 2)["zero_optimization"]
+    assert (
+        "compute_grad_norm" not in deepspeed_config(load("zero.stage=2", "train.gradient_clipping=1"), 2)["zero_optimization"]
+    )
 
 
 def test_batch_sizes_are_derived() -> None:
