@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 from _timing import HostLead, Marks, Roofline
-from engine.training.setup import make_model
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.config import RunConfig
+from engine.config import PretrainConfig
+from engine.data import Batch
 from engine.models import (
     Encoder,
     EncoderOutput,
@@ -34,6 +34,7 @@ from engine.models import (
 from engine.models.transformer import Block
 from engine.objectives import DrawKeys, PretrainingModel
 from engine.objectives.distributed import gather_ranks, sum_over_ranks, world_size
+from engine.tasks import PretrainingTask
 from engine.training.optimizer import make_optimizer
 
 BACKWARD_FLOPS = 2.0
@@ -92,21 +93,21 @@ class PartFigures:
     backward: Figures = field(default_factory=Figures)
 
 
-def measure_parts(config: RunConfig, segments: Tensor, patient: Tensor, roofline: Roofline, repeats: int) -> list[PartFigures]:
+def measure_parts(config: PretrainConfig, batch: Batch, roofline: Roofline, repeats: int) -> list[PartFigures]:
     """Measures every part of one micro-batch of one rank, and the optimizer's step.
 
     Args:
         config: of the run; compiled if it says so.
-        segments: [N, 2, C, T] on the device, in the dtype of the step.
-        patient: int64 [N].
+        batch: the micro-batch, on the device and in the precision of the step.
         roofline: for the limits.
         repeats: timed ones, after one to warm up.
     """
-    model = make_model(config).to(segments.device)
-    compiled = config.train.compile is not None
-    parts = make_parts(model, segments, patient)
-    figures = [measure_part(part, segments.device, repeats, compiled=compiled) for part in parts]
-    figures.append(_measure_optimizer(model, config, segments.device, repeats))
+    device = batch.segments.device
+    model = PretrainingTask(config).model.to(device)
+    compiled = config.compute.compile is not None
+    parts = make_parts(model, batch.segments, batch.patient)
+    figures = [measure_part(part, device, repeats, compiled=compiled) for part in parts]
+    figures.append(_measure_optimizer(model, config, device, repeats))
     for part in figures:
         for one in (part.forward, part.backward):
             one.limit_seconds = roofline.seconds(one.flops, one.bytes)
@@ -363,9 +364,9 @@ def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bo
     return figures
 
 
-def _measure_optimizer(model: PretrainingModel, config: RunConfig, device: torch.device, repeats: int) -> PartFigures:
+def _measure_optimizer(model: PretrainingModel, config: PretrainConfig, device: torch.device, repeats: int) -> PartFigures:
     """AdamW's own step; its row has a forward pass only."""
-    optimizer = make_optimizer(model, config.optimizer)
+    optimizer, _ = make_optimizer(model, config.optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()

@@ -1,34 +1,35 @@
 """The engine's own training step on random segments, made ready to be timed."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from _timing import Marks
-from engine.config_files import load_config
-from engine.training.setup import make_engine, make_model
-from torch import Tensor
 
-from data_tools.recording import SEGMENT_SAMPLES
-from engine.config import RunConfig
+from engine.config import PretrainConfig, load_config
+from engine.data import Batch, find_leads, random_batch
+from engine.device import DTYPES
 from engine.options import UserError
+from engine.tasks import PretrainingTask
+from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
-from engine.training.throughput import forget_peak_memory, peak_memory_bytes
-from engine.training.trainer import DTYPES
+from engine.training.evaluation import run_batch
+from engine.training.throughput import peak_memory_bytes, reset_peak_memory
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 NUM_UNTIMED = 2
 
 
-def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str] = ()) -> RunConfig:
+def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str] = ()) -> PretrainConfig:
     """The paper's preset at a batch of ``pairs`` over all ranks.
 
     Raises:
         UserError: a word that is none, or a micro-batch that would have to be looked for.
     """
     words = [f"train.batch_size={pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
-    config = load_config([PRESET], [*words, *overrides])
+    config = load_config(PretrainConfig, [PRESET], [*words, *overrides])
     if config.train.micro_batch_size == "auto":
         raise UserError("train.micro_batch_size=auto: a step is measured at a given size; give the number of pairs")
     return config
@@ -51,32 +52,30 @@ class TrainingStep:
         ranks: all of them make this together.
     """
 
-    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
-        forget_peak_memory(ranks.device)
+    def __init__(self, config: PretrainConfig, ranks: Ranks) -> None:
+        reset_peak_memory(ranks.device)
         self._config, self._ranks = config, ranks
-        self._num_pairs, self._num_accumulated = config.train.micro_batches(ranks.world_size)
-        model = make_model(config)
-        self.flops = 2 * config.train.batch_size * model.flops_per_segment(SEGMENT_SAMPLES)
-        """Of the whole batch."""
-        self.parameter_sizes = [parameter.numel() for parameter in model.parameters()]
-        self._engine: Any = make_engine(config, model, ranks)
-        self.segments, self.patient = random_batch(config, ranks)
-        self._number = 0
+        self._micro_batch_size, self._num_micro_batches = config.train.micro_batches(ranks.world_size)
+        self._task = PretrainingTask(config)
+        self.flops = config.train.batch_size * self._task.flops_per_sample()
+        """Model FLOPs of the whole batch."""
+        self.parameter_sizes = [parameter.numel() for parameter in self._task.model.parameters()]
+        self._backend = DeepSpeedBackend(self._task.model, config, ranks)
+        self._batch = step_batch(config, ranks)
+        self._step = 0
 
     def run(self, marks: Marks | None = None) -> None:
-        """Trains one step, and marks the ends of its passes."""
-        step = self._number
-        self._number += 1
-        for micro in range(self._num_accumulated):
-            row0 = (micro * self._ranks.world_size + self._ranks.rank) * self._num_pairs
-            # As the trainer gives them: a compiled graph would be compiled again for another Python number.
-            numbers = (torch.full((), number, dtype=torch.int64, device=self._ranks.device) for number in (step, row0))
-            loss, _ = self._engine(self.segments, self.patient, *numbers)
+        """Trains one step; records the ends of its passes in ``marks``."""
+        for micro_batch in range(self._num_micro_batches):
+            row0 = (micro_batch * self._ranks.world_size + self._ranks.rank) * self._micro_batch_size
+            precision = self._config.train.precision
+            output = run_batch(self._task, self._backend.model, self._batch, step=self._step, row0=row0, precision=precision)
             _mark(marks)
-            self._engine.backward(loss)
+            self._backend.backward(output.loss)
             _mark(marks)
-            self._engine.step()
+            self._backend.step()
             _mark(marks)
+        self._step += 1
 
     def time(self, repeats: int) -> list[PassSeconds]:
         """Times steps, one after the other as in a run, after some to warm up; of the slowest rank."""
@@ -87,7 +86,7 @@ class TrainingStep:
         marks.mark()
         for _ in range(repeats):
             self.run(marks)
-        times = torch.tensor(marks.seconds(), dtype=torch.float64).view(repeats, self._num_accumulated, 3).sum(1)
+        times = torch.tensor(marks.seconds(), dtype=torch.float64).view(repeats, self._num_micro_batches, 3).sum(1)
         slowest: list[list[float]] = max(self._ranks.gather(times.tolist()), key=lambda rows: sum(map(sum, rows)))
         return [PassSeconds(*row) for row in slowest]
 
@@ -97,20 +96,20 @@ class TrainingStep:
 
     def close(self) -> None:
         """Frees model and optimizer, and what was compiled for this batch."""
-        self._engine.destroy()
-        self._engine = None
+        self._backend.destroy()
+        del self._backend, self._task
         torch.compiler.reset()
         if self._ranks.device.type == "cuda":
             torch.cuda.empty_cache()
 
 
-def random_batch(config: RunConfig, ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """A micro-batch of this rank on its device: segments [N, 2, C, T] in the dtype of the step, and patients int64 [N]."""
-    num_pairs, _ = config.train.micro_batches(ranks.world_size)
-    generator = torch.Generator(ranks.device).manual_seed(ranks.rank)
-    shape = (num_pairs, 2, config.model.num_leads, SEGMENT_SAMPLES)
-    segments = torch.randn(shape, device=ranks.device, generator=generator).to(DTYPES[config.train.precision])
-    return segments, torch.arange(num_pairs, device=ranks.device) + ranks.rank * num_pairs
+def step_batch(config: PretrainConfig, ranks: Ranks) -> Batch:
+    """Returns a micro-batch of noise for this rank, on its device and in the precision of the step."""
+    torch.manual_seed(ranks.rank)
+    micro_batch_size, _ = config.train.micro_batches(ranks.world_size)
+    batch = random_batch(micro_batch_size, num_leads=len(find_leads(config.leads)), pair="adjacent", device=ranks.device)
+    patient = batch.patient + ranks.rank * micro_batch_size
+    return replace(batch, segments=batch.segments.to(DTYPES[config.train.precision]), patient=patient)
 
 
 def _mark(marks: Marks | None) -> None:

@@ -57,7 +57,7 @@ if $smoke; then
   compile=() ranks=(--ranks 2 --zero 0 3) threads=2 precision=fp32
 else
   tiny=() pairs=(512 256 128 64) largest=512 patients=1415 load_seconds=0.5 load_repeats=3 load_batch=64 repeats=5
-  train_seconds=120 compile=(train.compile=blocks) ranks=() threads=$(nproc) precision=bf16
+  train_seconds=120 compile=(compute.compile=blocks) ranks=() threads=$(nproc) precision=bf16
 fi
 device=cpu
 if $PYTHON -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then device=cuda; fi
@@ -97,9 +97,9 @@ if [ $device = cuda ]; then
     --batch-size "$load_batch" --repeats "$load_repeats" --seconds "$load_seconds" --json "$out/loader-on-cpu.json"
   part not-compiled 60 "$PYTHON" benchmarks/train_step.py --pairs "$largest" --precision bf16 --repeats "$repeats" \
     --json "$out/train-step-not-compiled-$device.json"
-  part checkpointing 60 "$PYTHON" benchmarks/train_step.py "${compile[@]}" train.activation_checkpointing=true \
+  part checkpointing 60 "$PYTHON" benchmarks/train_step.py "${compile[@]}" compute.activation_checkpointing=true \
     --pairs "$largest" --precision bf16 --repeats "$repeats" --json "$out/train-step-checkpointing-$device.json"
-  part whole-model 120 "$PYTHON" benchmarks/train_step.py train.compile=model --pairs "$largest" --precision bf16 \
+  part whole-model 120 "$PYTHON" benchmarks/train_step.py compute.compile=model --pairs "$largest" --precision bf16 \
     --repeats "$repeats" --json "$out/train-step-whole-model-$device.json"
 fi
 

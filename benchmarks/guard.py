@@ -29,17 +29,17 @@ import torch
 from _common import environment, print_environment, print_table, spread, write_json
 from _steps import PRESET, TrainingStep, step_config
 from _timing import Marks, measure
-from engine.config_files import load_config
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.synthetic import write_cohort
+from engine.config import PretrainConfig, load_config
 from engine.data import CropStore, SampleOrder, make_loader
+from engine.device import DTYPES, select_device
 from engine.options import UserError
-from engine.training.distributed import Ranks, choose_device, leave, start, stop
+from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.throughput import measure_peak_flops
-from engine.training.trainer import DTYPES
 
 RESULTS = Path(__file__).parent / "results"
 NUM_PATIENTS = 200
@@ -66,7 +66,7 @@ def main() -> int:
     """Measures and compares; 1 if something has become slower."""
     arguments = _parse_arguments()
     try:
-        ranks = start(choose_device("auto"))
+        ranks = init_distributed(select_device("auto"))
         path = RESULTS / f"guard-{ranks.device.type}.json"
         record = None if arguments.record else read_record(path)
         where = environment()
@@ -83,7 +83,7 @@ def main() -> int:
         sys.stderr.write(f"guard: {error}\n")
         return 2
     finally:
-        stop()
+        destroy_process_group()
 
 
 def _parse_arguments() -> argparse.Namespace:
@@ -144,11 +144,19 @@ def _loader_share(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks)
     """A second of batches next to conversions; an epoch before it warms the page cache."""
 
     def share() -> Turn:
-        config = load_config([PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
+        config = load_config(PretrainConfig, [PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
         options = config.data
         store = CropStore(Dataset.open(dataset), options.train_split)
         order = SampleOrder(store.num_crops, config.seed)
-        with make_loader(options, store, order, seed=config.seed, batch_size=_LOADER_BATCH, device=ranks.device) as loader:
+        with make_loader(
+            options,
+            store,
+            order,
+            leads=config.leads,
+            seed=config.seed,
+            batch_size=_LOADER_BATCH,
+            device=ranks.device,
+        ) as loader:
             for _ in range(-(-store.num_crops // _LOADER_BATCH)):
                 next(loader)
             marks, begin, num_crops = Marks(ranks.device), time.perf_counter(), 0
@@ -226,4 +234,4 @@ def _shown(ratio: dict[str, float]) -> list[float]:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

@@ -134,7 +134,9 @@ def make_contenders(dataset: Dataset, arguments: argparse.Namespace, stack: Exit
                     "prefetch": arguments.prefetch,
                 }
             )
-            loader = make_loader(options, store, order, seed=SEED, batch_size=arguments.batch_size, device=arguments.device)
+            loader = make_loader(
+                options, store, order, leads=12, seed=SEED, batch_size=arguments.batch_size, device=arguments.device
+            )
             contenders.append(Contender(name, data, stack.enter_context(loader), torch.device(arguments.device)))
     return contenders
 

@@ -20,14 +20,15 @@ from typing import Any
 
 import yaml
 from _common import environment, print_environment, print_table, write_json
-from engine.config_files import load_config
-from engine.training.setup import prepare
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort
-from engine.config import RunConfig
+from engine.config import PretrainConfig, load_config
+from engine.device import select_device
 from engine.options import UserError
-from engine.training.distributed import Ranks, choose_device, leave, start, stop
+from engine.tasks import PretrainingTask
+from engine.training.builders import build_trainer
+from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.metric_writers import Row
 from engine.training.trainer import TrainingStoppedError
 
@@ -58,7 +59,7 @@ def tiny(preset: Path) -> list[str]:
     """The quickstart's sizes and optimizer as overrides for a preset."""
     quickstart = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text(encoding="utf-8"))
     sections = {name: quickstart[name] for name in ("model", "optimizer")}
-    place = LOCAL_OPTIONS.get(load_config([preset]).objective.name)
+    place = LOCAL_OPTIONS.get(load_config(PretrainConfig, [preset]).objective.name)
     if place is not None:
         sections[place] = quickstart["objective"]["w2v"]
     return [f"{section}.{key}={value}" for section, options in sections.items() for key, value in options.items()]
@@ -67,19 +68,19 @@ def tiny(preset: Path) -> list[str]:
 def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
     """Trains one preset; the held-out figures before the first step and after the last."""
     preset = CONFIGS / "pretrain" / f"{name}.yaml"
-    words = [f"seed={SEED}", "train.precision=fp32", "train.epochs=null", f"train.steps={arguments.steps}"]
-    words += [f"train.batch_size={arguments.pairs}", "train.micro_batch_size=null", "train.validate_every=null"]
+    words = [f"seed={SEED}", "train.precision=fp32", f"train.steps={arguments.steps}"]
+    words += [f"train.batch_size={arguments.pairs}", "train.micro_batch_size=null", "validation.every_steps=null"]
     words += ["checkpoint.every_steps=null", "data.loader=torch", f"data.path={dataset}", f"output_dir={folder / name}"]
-    config = load_config([preset], [*tiny(preset), *words])
-    trainer = prepare(config, ranks)
+    config = load_config(PretrainConfig, [preset], [*tiny(preset), *words])
+    trainer = build_trainer(config, ranks, PretrainingTask)
     held_out = HeldOut()
-    trainer.metric_writers = [held_out]
+    trainer.metric_writers.append(held_out)
     try:
         trainer.validate()
         trainer.run()
     finally:
         trainer.close()
-        trainer.engine.destroy()
+        trainer.backend.destroy()
     before, after = held_out.rows
     sys.stderr.write(f"{name}: {before['loss']:.3g} -> {after['loss']:.3g} in all\n")
     names = [name for name in before if name.startswith(("loss", "accuracy", "code_perplexity"))]
@@ -92,7 +93,7 @@ def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace,
     }
 
 
-def chance(config: RunConfig) -> dict[str, float]:
+def chance(config: PretrainConfig) -> dict[str, float]:
     """About what each contrastive part is where all choices look alike: the logarithm of their number."""
     objective = config.to_mapping()["objective"]
     num_segments = 2 * config.train.batch_size
@@ -130,7 +131,7 @@ def main() -> int:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     where = environment()
     try:
-        ranks = start(choose_device("cpu"))
+        ranks = init_distributed(select_device("cpu"))
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             write_cohort(folder / "wfdb", arguments.patients, SEED)
@@ -144,7 +145,7 @@ def main() -> int:
         sys.stderr.write("presets: stopped by a signal; nothing was recorded\n")
         return 143
     finally:
-        stop()
+        destroy_process_group()
     print_environment(where)
     print(f"{arguments.steps} steps of {arguments.pairs} pairs of segments, {arguments.patients} simulated patients")
     report(results)
@@ -155,4 +156,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

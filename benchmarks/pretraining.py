@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from _common import environment, free_port, print_environment, print_table, spread, write_json
 from _steps import PRESET
-from engine.config_files import load_config
 
+from engine.config import PretrainConfig, load_config
 from engine.options import UserError
 from engine.training.metric_writers import read_rows
 
@@ -34,10 +34,10 @@ _SAVING_SECONDS = 45.0
 def main() -> int:
     """Runs, prints a table, and writes JSON if asked to."""
     arguments = _parse_arguments()
-    words = [f"data.path={arguments.dataset}", "train.epochs=null", "train.steps=1000000", "train.validate_every=null"]
+    words = [f"data.path={arguments.dataset}", "train.steps=1000000", "validation.every_steps=null"]
     words += ["checkpoint.every_steps=null", "logging.tensorboard=false", *arguments.overrides]
     try:
-        config = load_config([PRESET], words)
+        config = load_config(PretrainConfig, [PRESET], words)
     except UserError as error:
         sys.stderr.write(f"pretraining: {error}\n")
         return 2

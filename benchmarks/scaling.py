@@ -29,10 +29,10 @@ from _steps import TrainingStep, step_config
 from _timing import measure
 from torch.multiprocessing.spawn import spawn
 
+from engine.device import DTYPES, select_device
 from engine.options import UserError
-from engine.training.distributed import Ranks, choose_device, leave, start, stop
+from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.throughput import measure_peak_flops
-from engine.training.trainer import DTYPES
 
 # The all-reduce whose rate is measured: like the gradients of a fifth of the model.
 _ALL_REDUCE_NUMBERS = 2**24
@@ -78,10 +78,10 @@ def _parse_arguments() -> argparse.Namespace:
 
 def _spawn(arguments: argparse.Namespace, num_ranks: int) -> dict[str, Any]:
     """Measures one number of ranks in fresh processes of this machine."""
-    device = choose_device(arguments.device)
-    if device == "cuda" and num_ranks > torch.cuda.device_count():
+    device = select_device(arguments.device)
+    if device.type == "cuda" and num_ranks > torch.cuda.device_count():
         raise UserError(f"--ranks {num_ranks}: there are {torch.cuda.device_count()} GPUs; give fewer, or --device cpu")
-    if device == "cpu":
+    if device.type == "cpu":
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // max(arguments.ranks)))
     with tempfile.TemporaryDirectory() as folder:
@@ -97,7 +97,7 @@ def _run_rank(rank: int, num_ranks: int, port: int, arguments: argparse.Namespac
     result = _measure_world(arguments)
     if rank == 0:
         out.write_text(json.dumps(result))
-    leave(0)
+    exit_process(0)
 
 
 def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
     # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning)
     with counting() as traffic:
-        ranks = start(choose_device(arguments.device))
+        ranks = init_distributed(select_device(arguments.device))
         try:
             stages = [_measure_stage(arguments, stage, ranks, traffic) for stage in arguments.zero]
             peak = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[arguments.precision])))
@@ -118,7 +118,7 @@ def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
                 "stages": stages,
             }
         finally:
-            stop()
+            destroy_process_group()
 
 
 def _measure_stage(arguments: argparse.Namespace, stage: int, ranks: Ranks, traffic: Traffic) -> dict[str, Any]:
@@ -182,4 +182,4 @@ def _report(results: list[dict[str, Any]], arguments: argparse.Namespace) -> Non
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

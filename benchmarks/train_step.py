@@ -24,19 +24,19 @@ from typing import Any
 
 from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
-from _steps import PassSeconds, TrainingStep, random_batch, step_config
+from _steps import PassSeconds, TrainingStep, step_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import Marks, Roofline, mean_roofline, measure_roofline
 from torch.nn import functional
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
-from engine.config import RunConfig
+from engine.config import PretrainConfig
 from engine.data import CropStore, SampleOrder, make_loader
+from engine.device import DTYPES, select_device
 from engine.options import UserError
-from engine.training.distributed import Ranks, choose_device, leave, start, stop
+from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.throughput import measure_peak_flops
-from engine.training.trainer import DTYPES
 
 # The rates of a machine drift within minutes: after so many timed steps they are measured again.
 _STEPS_BETWEEN_PRODUCTS = 3
@@ -48,7 +48,7 @@ def main() -> int:
     """Measures, prints tables, and writes JSON if asked to."""
     arguments = _parse_arguments()
     try:
-        ranks = start(choose_device(arguments.device))
+        ranks = init_distributed(select_device(arguments.device))
         configs = [
             step_config(pairs, precision, stage, arguments.overrides)
             for pairs in arguments.pairs
@@ -60,7 +60,7 @@ def main() -> int:
         sys.stderr.write(f"train_step: {error}\n")
         return 2
     finally:
-        stop()
+        destroy_process_group()
     if ranks.is_main:
         _report(results, ranks, arguments)
     return 0
@@ -88,7 +88,7 @@ def _parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+def _measure_all(configs: Sequence[PretrainConfig], ranks: Ranks, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     """Times whole steps of each configuration, then the parts of each if asked to.
 
     The JSON file is written anew after each, so that a time limit takes only what was still to come.
@@ -109,7 +109,7 @@ def _measure_all(configs: Sequence[RunConfig], ranks: Ranks, arguments: argparse
     return results
 
 
-def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
+def _measure(config: PretrainConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
     """Times whole steps of one configuration."""
     step = TrainingStep(config, ranks)
     rooflines, plain = [_roofline(config, ranks)], [_plain_product(config, ranks)]
@@ -138,32 +138,32 @@ def _measure(config: RunConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
     }
 
 
-def _break_down(result: dict[str, Any], config: RunConfig, ranks: Ranks, arguments: argparse.Namespace) -> None:
+def _break_down(result: dict[str, Any], config: PretrainConfig, ranks: Ranks, arguments: argparse.Namespace) -> None:
     """Adds the parts of a measured step, and the loader if there is a dataset."""
     rates = Roofline(1e12 * result["product_tflops"]["median"], 1e9 * result["copy_gb_per_second"]["median"])
     one_rank = Roofline(*(value / ranks.world_size for value in rates))
-    parts = measure_parts(config, *random_batch(config, ranks), one_rank, arguments.repeats)
+    parts = measure_parts(config, step_batch(config, ranks), one_rank, arguments.repeats)
     result["parts"] = [asdict(part) for part in parts]
     if arguments.dataset is not None:
         rate = min(ranks.gather(_loader_rate(arguments.dataset, config, ranks)))
         result["loader_crops_per_second"] = ranks.world_size * rate
 
 
-def _roofline(config: RunConfig, ranks: Ranks) -> Roofline:
+def _roofline(config: PretrainConfig, ranks: Ranks) -> Roofline:
     """The rates of all ranks at once, added up."""
     ranks.barrier()
     everyone = ranks.gather(measure_roofline(ranks.device, DTYPES[config.train.precision]))
     return Roofline(*(sum(values) for values in zip(*everyone, strict=True)))
 
 
-def _plain_product(config: RunConfig, ranks: Ranks) -> float:
+def _plain_product(config: PretrainConfig, ranks: Ranks) -> float:
     """FLOP/s of all ranks at once in the yardstick's product as PyTorch users write it."""
     ranks.barrier()
     rate = measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)
     return float(sum(ranks.gather(rate)))
 
 
-def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
+def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
     """Crops a second of this rank's own loader, by itself, with the preset's augmentations."""
     num_pairs, _ = config.train.micro_batches(ranks.world_size)
     store = CropStore(Dataset.open(path), config.data.train_split)
@@ -172,6 +172,7 @@ def _loader_rate(path: Path, config: RunConfig, ranks: Ranks) -> float:
         config.data,
         store,
         order,
+        leads=config.leads,
         seed=config.seed,
         batch_size=num_pairs,
         rank=ranks.rank,
@@ -251,4 +252,4 @@ def _print_breakdown(result: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_process(main())

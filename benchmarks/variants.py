@@ -4,7 +4,7 @@
 
 Every formulation that the model knows by name is measured at the step's shapes, forward and backward, next to the limit of its
 FLOPs and bytes; attention as many times as the model has blocks. One that has no kernel here, or needs more memory than there
-is, says so. The names are values of ``train.attention`` and ``train.positional``.
+is, says so. The names are values of ``compute.attention`` and ``compute.positional``.
 """
 
 import argparse
@@ -17,18 +17,17 @@ from _breakdown import Call, Part, measure_part
 from _common import environment, print_environment, print_table, write_json
 from _steps import PRESET
 from _timing import Roofline, measure_roofline
-from engine.config_files import load_config
 from torch import nn
 
 from data_tools.recording import SEGMENT_SAMPLES
+from engine.config import PretrainConfig, load_config
+from engine.device import DTYPES, select_device
 from engine.models import EncoderOptions, feature_encoder, positional, transformer
 from engine.models.functional import AttentionBackend
 from engine.models.positional import FORMULATIONS, PositionalConvolution
 from engine.models.transformer import SelfAttention
 from engine.options import UserError
-from engine.training.distributed import choose_device
-from engine.training.throughput import forget_peak_memory, peak_memory_bytes
-from engine.training.trainer import DTYPES
+from engine.training.throughput import peak_memory_bytes, reset_peak_memory
 
 _MODULES = {"attention": get_args(AttentionBackend), "positional": tuple(FORMULATIONS)}
 
@@ -37,8 +36,8 @@ def main() -> int:
     """Measures, prints a table, and writes JSON if asked to."""
     arguments = _parse_arguments()
     try:
-        device = torch.device(choose_device(arguments.device))
-        options = load_config([PRESET], arguments.overrides).model
+        device = select_device(arguments.device)
+        options = load_config(PretrainConfig, [PRESET], arguments.overrides).model
     except UserError as error:
         sys.stderr.write(f"variants: {error}\n")
         return 2
@@ -82,7 +81,7 @@ def _measure(
     layer = layer.to(device)
     weights = tuple(layer.parameters())
     calls = [Call(layer, (x.detach().clone().requires_grad_(),), weights) for _ in range(num_uses)]
-    forget_peak_memory(device)
+    reset_peak_memory(device)
     result: dict[str, Any] = {"module": module, "name": name}
     try:
         part = Part(name, calls, num_segments * num_uses * flops)

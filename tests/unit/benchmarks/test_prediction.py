@@ -76,7 +76,7 @@ def gpu_step(seconds: float, pairs: tuple[int, ...] = (512,)) -> dict[str, Any]:
     return {
         "benchmark": "train_step",
         "environment": {"gpus": ["NVIDIA H200"]},
-        "config": {"ranks": 1, "overrides": ["train.compile=blocks"]},
+        "config": {"ranks": 1, "overrides": ["compute.compile=blocks"]},
         "figures": {"steps": steps},
     }
 

@@ -68,8 +68,8 @@ def test_the_headline_tells_a_compiled_step_from_another() -> None:
             "environment": {"gpus": ["GPU"]},
             "figures": {"steps": [measured(2)]},
         }
-        for name, overrides in (("plain", []), ("compiled", ["train.compile=blocks"]))
+        for name, overrides in (("plain", []), ("compiled", ["compute.compile=blocks"]))
     }
     plain, compiled = (str(row[0]) for row in headline(results).rows)
-    assert "train.compile=blocks" in compiled
-    assert plain == compiled.replace(", train.compile=blocks", "")
+    assert "compute.compile=blocks" in compiled
+    assert plain == compiled.replace(", compute.compile=blocks", "")
