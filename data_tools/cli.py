@@ -179,8 +179,8 @@ def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _info(options: argparse.Namespace) -> int:
-    from data_tools.info import describe_dataset
     from data_tools.shards.dataset import Dataset
+    from data_tools.shards.info import describe_dataset
 
     for line in describe_dataset(Dataset.open(options.dataset)):
         _print(line)
@@ -204,7 +204,7 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _plot(options: argparse.Namespace) -> int:
     from data_tools.gallery import plot_gallery
-    from data_tools.plot import plot_crop
+    from data_tools.plot.crop import plot_crop
     from data_tools.shards.dataset import Dataset
 
     if options.seed is not None and not options.augment:

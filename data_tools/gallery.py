@@ -13,7 +13,9 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from data_tools import augmentations
-from data_tools.ecg_paper import (
+from data_tools.leads import LEADS
+from data_tools.plot.crop import FOOTER, HEADER, check_shape, draw_footer, draw_header, missing_leads
+from data_tools.plot.ecg_paper import (
     INK,
     LABEL,
     MARGIN,
@@ -28,8 +30,6 @@ from data_tools.ecg_paper import (
     new_page,
     save_figure,
 )
-from data_tools.leads import LEADS
-from data_tools.plot import FOOTER, HEADER, check_shape, draw_footer, draw_header, missing_leads
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 from data_tools.vcg import FloatArray
 
@@ -165,7 +165,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: of the crop; see :func:`data_tools.plot.crop_figure`.
+        metadata: of the crop; see :func:`data_tools.plot.crop.crop_figure`.
         seed: of the random numbers.
 
     Returns:
@@ -194,7 +194,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
 
 
 def plot_gallery(signal_uv: NDArray[np.int16], metadata: dict[str, object], seed: int, out: Path) -> None:
-    """Draws the gallery into a file; see :func:`gallery_figure` and :func:`data_tools.ecg_paper.save_figure`.
+    """Draws the gallery into a file; see :func:`gallery_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
         ValueError: the signal has another shape, the suffix is unknown, or the file cannot be written.

@@ -17,13 +17,13 @@ import pyarrow as pa
 
 import data_tools.external_sort
 import data_tools.shards.tables
+from data_tools.build.planning import Plan
+from data_tools.build.staging import INDEX_DTYPE, index_path
 from data_tools.leads import LEADS
-from data_tools.planning import Plan
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SAMPLES_FILE, BuildInfo, IndexInfo, Manifest, ShardInfo, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, write_groups
-from data_tools.staging import INDEX_DTYPE, index_path
 
 CROPS_PER_CHUNK = 640
 CROPS_PER_SHARD = 2000
@@ -141,7 +141,7 @@ def verify(folder: Path, num_crops: int) -> Callable[[], None]:
 
 def info(folder: Path, num_crops: int) -> Callable[[], None]:
     """Describes a dataset."""
-    from data_tools.info import describe_dataset
+    from data_tools.shards.info import describe_dataset
     from data_tools.shards.manifest import REJECTED_FILE
     from data_tools.shards.tables import REJECTED_SCHEMA
 

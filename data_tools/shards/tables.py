@@ -4,6 +4,7 @@ A table of all crops may be larger than memory, so nothing here holds more of on
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -135,3 +136,13 @@ def hash_names(*columns: pa.ChunkedArray) -> NDArray[np.uint64]:
 def reason_category(reason: str) -> str:
     """What rejects are counted by: "truncated .mat" of "truncated .mat: 100 of 120024 bytes"."""
     return reason.partition(":")[0]
+
+
+def count_reasons(path: Path) -> tuple[Counter[str], Counter[str]]:
+    """Counts the rows of rejected.parquet by reason: of recordings not used at all, and of those used in part."""
+    unused: Counter[str] = Counter()
+    partly: Counter[str] = Counter()
+    for table in read_groups(path, ["reason", "num_crops_used"]):
+        for reason, num_crops_used in zip(table["reason"].to_pylist(), table["num_crops_used"].to_pylist(), strict=True):
+            (partly if num_crops_used else unused)[reason_category(reason)] += 1
+    return unused, partly

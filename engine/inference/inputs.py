@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from data_tools.build.crops import SkipReasons, crop_key, usable_crops
+from data_tools.build.listing import Listing
 from data_tools.files import printable
-from data_tools.listing import Listing
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import MANIFEST_FILE, SHARDS_FOLDER, DatasetError
 from data_tools.shards.tar import read_signal
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
-from data_tools.staging import SkipReasons, crop_key, usable_crops
 from engine.options import UserError
 
 _COLUMNS = ("key", "shard", "offset", "num_valid_samples", "leads")

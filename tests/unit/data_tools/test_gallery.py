@@ -8,9 +8,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from data_tools.cli import main
-from data_tools.ecg_paper import baselines
 from data_tools.gallery import draw_panels, gallery_figure
 from data_tools.leads import LEADS
+from data_tools.plot.ecg_paper import baselines
 from data_tools.shards.dataset import Dataset
 
 METADATA: dict[str, object] = {"source": "georgia", "recording": "E07500", "sampling_rate": 500.0}

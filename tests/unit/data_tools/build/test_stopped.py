@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from recording_files import random_signal, write_recording
 
-import data_tools.build
+import data_tools.build.pipeline
 from data_tools import cli
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.shards.verify import verify_dataset
@@ -20,9 +20,9 @@ CHUNK_RECORDINGS = 5
 # Kills itself instead of the n-th time that a file is made durable: every file of a build passes there.
 CHILD = """
 import os, signal, sys
-import data_tools.build
+import data_tools.build.pipeline
 from data_tools import cli
-data_tools.build._CHUNK_RECORDINGS = {chunk}
+data_tools.build.pipeline._CHUNK_RECORDINGS = {chunk}
 fsync, left = os.fsync, [int(sys.argv[1])]
 def kill_at(descriptor):
     left[0] -= 1
@@ -36,7 +36,7 @@ sys.exit(cli.main(sys.argv[2:]))
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_tools.build, "_CHUNK_RECORDINGS", CHUNK_RECORDINGS)
+    monkeypatch.setattr(data_tools.build.pipeline, "_CHUNK_RECORDINGS", CHUNK_RECORDINGS)
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +135,7 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(
 
 
 def test_two_builds_in_one_folder_do_not_mix(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from data_tools.build_state import lock
+    from data_tools.build.state import lock
 
     out = tmp_path / "out"
     (out / ".build").mkdir(parents=True)

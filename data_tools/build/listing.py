@@ -8,8 +8,8 @@ from contextlib import ExitStack, closing, contextmanager
 from itertools import islice
 from pathlib import Path
 
+from data_tools.build.crops import key_prefix
 from data_tools.sources.protocol import RecordingFile
-from data_tools.staging import key_prefix
 
 _COLUMNS = "number, location, source, name, size"
 

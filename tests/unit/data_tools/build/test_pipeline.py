@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from recording_files import random_signal, write_recording
 
 from data_tools.build import BuildError, BuildOptions, BuildSummary, build_dataset
+from data_tools.build.crops import key_prefix
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.verify import verify_dataset
-from data_tools.staging import key_prefix
 
 
 def build(inputs: Path, out: Path, *, num_workers: int = 1, **options: Any) -> BuildSummary:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from data_tools.build.listing import Listing
+from data_tools.build.planning import Plan, PlannedChunk
+from data_tools.build.staging import Note, read_notes
 from data_tools.files import printable
-from data_tools.listing import Listing
-from data_tools.planning import Plan, PlannedChunk
-from data_tools.shards.tables import REJECTED_SCHEMA, ROWS_PER_GROUP, read_groups, reason_category
-from data_tools.staging import Note, read_notes
+from data_tools.shards.tables import REJECTED_SCHEMA, ROWS_PER_GROUP
 
 _Row = dict[str, Any]
 
@@ -36,16 +36,6 @@ def rejected_tables(rows: Iterable[_Row]) -> Iterator[pa.Table]:
     rows = iter(rows)
     while part := list(islice(rows, ROWS_PER_GROUP)):
         yield pa.Table.from_pylist(part, schema=REJECTED_SCHEMA)
-
-
-def count_reasons(path: Path) -> tuple[Counter[str], Counter[str]]:
-    """Counts the rows of rejected.parquet by reason: of recordings not used at all, and of those used in part."""
-    unused: Counter[str] = Counter()
-    partly: Counter[str] = Counter()
-    for table in read_groups(path, ["reason", "num_crops_used"]):
-        for reason, num_crops_used in zip(table["reason"].to_pylist(), table["num_crops_used"].to_pylist(), strict=True):
-            (partly if num_crops_used else unused)[reason_category(reason)] += 1
-    return unused, partly
 
 
 def _repeated_names(files: Listing) -> Iterator[tuple[int, list[_Row]]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_tools.listing import Listing
+from data_tools.build.listing import Listing
 from data_tools.sources.protocol import RecordingFile
 
 

@@ -13,11 +13,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from data_tools.build.staging import read_staged_index
 from data_tools.external_sort import Cursor, ExternalSort, Rows
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.manifest import SplitCounts
 from data_tools.splits import PRETRAIN, SPLITS, VALID, LinkedPatients, last_valid
-from data_tools.staging import read_staged_index
 
 _SIGNAL_WORDS = 2  # uint64 in the hash of a signal
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import data_tools.external_sort
-from data_tools.planning import Plan
+from data_tools.build.planning import Plan
+from data_tools.build.staging import INDEX_DTYPE, index_path
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
-from data_tools.staging import INDEX_DTYPE, index_path
 
 Place = tuple[int, int, int]  # chunk, offset, bytes of metadata
 

@@ -7,8 +7,8 @@ from collections.abc import Generator, Iterator
 
 import pytest
 
-import data_tools.workers
-from data_tools.workers import Workers
+import data_tools.build.workers
+from data_tools.build.workers import Workers
 
 
 def double(number: int) -> int:
@@ -36,7 +36,7 @@ def workers(request: pytest.FixtureRequest) -> Iterator[Workers]:
 def test_one_worker_is_this_process_and_takes_no_dask() -> None:
     program = """
 import os, sys
-from data_tools.workers import Workers
+from data_tools.build.workers import Workers
 with Workers(1) as pool:
     assert list(pool.map_unordered(os.readlink, ["/proc/self"])) == [str(os.getpid())]
 assert not {"dask", "distributed"} & set(sys.modules)
@@ -95,7 +95,7 @@ def test_workers_without_this_version_are_refused(monkeypatch: pytest.MonkeyPatc
 
     # What workers answer is the true version.
     versions = iter(["0.0.1"])
-    monkeypatch.setattr(data_tools.workers, "version", lambda _: next(versions, "0.1.0"))
+    monkeypatch.setattr(data_tools.build.workers, "version", lambda _: next(versions, "0.1.0"))
     with (
         distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
         pytest.raises(ValueError, match=r"lacks ecg-engine 0\.0\.1"),
@@ -106,7 +106,7 @@ def test_workers_without_this_version_are_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "nonsense://x", "127.0.0.1:port", "tls://127.0.0.1:9"])
 def test_a_scheduler_that_is_not_there_is_one_line(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(data_tools.workers, "_CONNECT_SECONDS", 0.3)
+    monkeypatch.setattr(data_tools.build.workers, "_CONNECT_SECONDS", 0.3)
     with pytest.raises(ValueError, match="no Dask scheduler at") as caught, Workers(scheduler=address):
         pass
     assert "\n" not in str(caught.value)

@@ -10,10 +10,9 @@ import pyarrow.compute as pc
 from data_tools.diagnoses import DIAGNOSES
 from data_tools.external_sort import Cursor, ExternalSort
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
-from data_tools.rejected import count_reasons
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import REJECTED_FILE
-from data_tools.shards.tables import hash_names
+from data_tools.shards.tables import count_reasons, hash_names
 
 
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:

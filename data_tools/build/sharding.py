@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from data_tools.build.planning import Plan
+from data_tools.build.staging import crops_path
 from data_tools.files import atomic_write
-from data_tools.planning import Plan
 from data_tools.shards.manifest import SHARDS_FOLDER, IndexInfo, ShardInfo
 from data_tools.shards.tables import samples_table
 from data_tools.shards.tar import INDEX_SUFFIX, SIGNAL_BYTES, ShardWriter, write_index
-from data_tools.staging import crops_path
 
 
 @dataclass(frozen=True)

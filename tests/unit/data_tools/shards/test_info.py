@@ -9,8 +9,8 @@ import pytest
 
 import data_tools.external_sort
 import data_tools.shards.tables
-from data_tools.info import describe_dataset
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.info import describe_dataset
 from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE, BuildInfo, Manifest, SplitCounts
 from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, samples_table, write_groups
 

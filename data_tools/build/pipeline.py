@@ -1,40 +1,40 @@
-"""Corpus -> dataset, in this process or on Dask.
+"""Builds a dataset from a corpus, in this process or on Dask.
 
-Recordings are staged chunk by chunk (:mod:`data_tools.staging`), then all crops are split by patient and shuffled
-(:mod:`data_tools.planning`) and written shard by shard (:mod:`data_tools.sharding`), then come the tables and last the
-manifest. Every file appears whole or not at all, and what is there is not made again: a build that was stopped goes on where
-it stopped. Bytes depend on input, options and seed only. Memory does not grow with the input, but for the manifest's entry of
-each shard. While it builds, a dataset takes twice its size on disk, under ``OUT/.build``.
+Recordings are staged chunk by chunk (:mod:`~data_tools.build.staging`), their crops are split by patient and shuffled
+(:mod:`~data_tools.build.planning`) and written shard by shard (:mod:`~data_tools.build.sharding`); then come the tables, and
+last the manifest. Every file is written atomically and never made twice, so an interrupted build resumes where it stopped.
+The bytes depend on input, options and seed only. Memory does not grow with the input, except for the manifest's entry per
+shard. While it is being built, a dataset needs twice its size on disk, under ``OUT/.build``.
 """
 
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from data_tools.build_state import (
+from data_tools.build.listing import Listing
+from data_tools.build.options import BuildError, BuildOptions, difference, identity
+from data_tools.build.planning import Plan
+from data_tools.build.rejected import rejected_rows, rejected_tables
+from data_tools.build.sharding import make_shard_tasks, read_result, result_path, rows_path, shard_names, write_shard
+from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
+from data_tools.build.state import (
     STAGING_FOLDER,
-    BuildError,
-    BuildOptions,
     check_options,
     check_output,
-    difference,
     has_begun,
-    identity,
     lock,
     remove_temporary_files,
 )
+from data_tools.build.summary import BuildSummary, by_reason
+from data_tools.build.workers import Workers
 from data_tools.files import sync_folder
-from data_tools.listing import Listing
-from data_tools.planning import Plan
-from data_tools.rejected import count_reasons, rejected_rows, rejected_tables
-from data_tools.sharding import make_shard_tasks, read_result, result_path, rows_path, shard_names, write_shard
 from data_tools.shards.dataset import hash_file
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
@@ -49,57 +49,18 @@ from data_tools.shards.manifest import (
     read_manifest,
     write_manifest,
 )
-from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, reason_category, write_groups
+from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, count_reasons, reason_category, write_groups
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
-from data_tools.staging import ChunkTask, index_path, make_chunks, stage_chunk
-from data_tools.workers import Workers
 
 # A chunk is what is lost when a build is killed: a second or less of work, and 8 MB of staging file for 10-s recordings.
 _CHUNK_RECORDINGS = 64
 _CHUNK_BYTES = 64 << 20
 _LISTING_FILE = "listing.sqlite"
 
-__all__ = ["BuildError", "BuildOptions", "BuildSummary", "build_dataset"]
-
-
-@dataclass(frozen=True)
-class BuildSummary:
-    """What a build has done.
-
-    Attributes:
-        path: the dataset.
-        num_recordings: found in the input.
-        counts: per split.
-        rejected: recordings not used at all, by reason.
-        partly_used: recordings used only in part (of their signal or of their description), by reason.
-        was_finished: the dataset was there already and nothing was done.
-    """
-
-    path: Path
-    num_recordings: int
-    counts: dict[str, SplitCounts]
-    rejected: Counter[str] = field(default_factory=Counter)
-    partly_used: Counter[str] = field(default_factory=Counter)
-    was_finished: bool = False
-
-    def __str__(self) -> str:
-        crops = sum(counts.crops for counts in self.counts.values())
-        segments = sum(counts.segments for counts in self.counts.values())
-        line = f"{self.path}: {self.num_recordings} recordings -> {crops} crops of 10 s, {segments} segments of 5 s"
-        line += " (" + ", ".join(f"{split} {counts.crops} crops" for split, counts in self.counts.items()) + ")"
-        line += f"; rejected {self.rejected.total()}{_by_reason(self.rejected)}"
-        if self.partly_used:
-            line += f"; used in part {self.partly_used.total()}{_by_reason(self.partly_used)}"
-        return line
-
 
 class _NothingUsableError(BuildError):
     """None of the recordings can be used."""
-
-
-def _by_reason(counts: Counter[str]) -> str:
-    return " (" + ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) + ")" if counts else ""
 
 
 def build_dataset(
@@ -215,7 +176,7 @@ def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -
     reasons.update(reason_category(row["reason"]) for row in rejected)
     inputs = ", ".join(map(str, options.inputs))
     example = f"first: {first['path']}: {first['reason']}"
-    return _NothingUsableError(f"{inputs}: none of {reasons.total()} recordings can be used{_by_reason(reasons)}; {example}")
+    return _NothingUsableError(f"{inputs}: none of {reasons.total()} recordings can be used{by_reason(reasons)}; {example}")
 
 
 def _write_tables(

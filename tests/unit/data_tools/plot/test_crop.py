@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from data_tools.leads import LEADS
-from data_tools.plot import PIXELS_PER_MM, crop_figure, plot_crop
+from data_tools.plot.crop import PIXELS_PER_MM, crop_figure, plot_crop
 
 METADATA: dict[str, object] = {
     "source": "georgia",

@@ -11,7 +11,8 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from data_tools.diagnoses import DIAGNOSES
-from data_tools.ecg_paper import (
+from data_tools.leads import LEADS
+from data_tools.plot.ecg_paper import (
     INK,
     LABEL,
     MARGIN,
@@ -27,7 +28,6 @@ from data_tools.ecg_paper import (
     new_page,
     save_figure,
 )
-from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 
 PIXELS_PER_MM = 10
@@ -145,7 +145,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
 
 
 def plot_crop(signal_uv: NDArray[np.int16], metadata: dict[str, object], out: Path) -> None:
-    """Draws a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.ecg_paper.save_figure`.
+    """Draws a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.

@@ -1,0 +1,109 @@
+"""The crops of a recording that can be used, why the others cannot, and the keys that name them."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.leads import LEADS
+from data_tools.quality import NAN, TOO_SHORT, assess, has_nan
+from data_tools.recording import CROP_SAMPLES, Recording, RecordingError
+from data_tools.signal_ops import blocks, crops, pad_crop, to_microvolts
+from data_tools.sources.protocol import RecordingFile, Source
+
+_UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
+_MAX_NAME = 40
+
+
+@dataclass
+class SkipReasons:
+    """What one recording lost: crops by category, and at most one error that ended its reading."""
+
+    crops: Counter[str] = field(default_factory=Counter)
+    error: str | None = None
+
+    def reasons(self, num_used: int) -> list[str]:
+        """What was lost, a line each, of a recording of which so many crops were used."""
+        total = num_used + self.crops.total()
+        reasons = [self.error] if self.error else []
+        for category, count in self.crops.most_common():
+            reasons.append(category if count == total == 1 else f"{category}: {count} of {total} crops")
+        return reasons
+
+
+@dataclass(frozen=True)
+class UsableCrop:
+    """A crop that can be used: ``start`` is at 500 Hz, ``signal`` int16 uV [12, 5000], zeros after the valid samples."""
+
+    start: int
+    num_valid_samples: int
+    signal: NDArray[np.int16]
+    num_clipped: int
+    num_flat_leads: int
+    rms_uv: float
+
+
+def key_prefix(source: str, recording: str) -> str:
+    """The part of a key that names the recording: safe in a file name, without dots, equal for equal names only."""
+    return f"{_safe(source)}-{_safe(recording)}"
+
+
+def _safe(name: str) -> str:
+    safe = _UNSAFE.sub("_", name)
+    if safe == name and len(name) <= _MAX_NAME:
+        return name
+    digest = hashlib.blake2b(name.encode(), digest_size=4).hexdigest()
+    return f"{safe[: _MAX_NAME - 9]}-{digest}"
+
+
+def crop_key(recording: Recording, crop: UsableCrop) -> str:
+    """The key of a crop: the recording's, and where in it the crop begins."""
+    return f"{key_prefix(recording.source, recording.name)}-{crop.start}"
+
+
+def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons) -> Iterator[tuple[Recording, UsableCrop]]:
+    """Yields the crops of a recording that can be used, and counts the others.
+
+    The errors of reading end here: those of the consumer, which writes, are not seen inside a generator.
+    """
+    try:
+        recording = source.open(file)
+        lead_rows = [LEADS.index(lead) for lead in recording.leads]
+        num_crops = 0
+        for block_start, block in blocks(recording):
+            for start, crop in crops(block):
+                num_crops += 1
+                usable = _make_crop(block_start + start, crop, sorted(lead_rows))
+                if isinstance(usable, str):
+                    skip_reasons.crops[usable] += 1
+                else:
+                    yield recording, usable
+        if not num_crops:
+            skip_reasons.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
+    except RecordingError as error:
+        skip_reasons.error = str(error)
+    except Exception as error:  # noqa: BLE001  (whatever one broken file brings about must not stop a build of days)
+        skip_reasons.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+
+
+def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> UsableCrop | str:
+    """Makes a crop of float32 mV [12, n] ready to be written, or says why it cannot be used."""
+    if has_nan(crop):
+        return NAN
+    microvolts, clipped = to_microvolts(crop)
+    quality = assess(microvolts, lead_rows)
+    if isinstance(quality, str):
+        return quality
+    num_valid = microvolts.shape[1]
+    return UsableCrop(
+        start=start,
+        num_valid_samples=num_valid,
+        signal=microvolts if num_valid == CROP_SAMPLES else pad_crop(microvolts),
+        num_clipped=0 if clipped is None else int(clipped.sum()),
+        num_flat_leads=quality.num_flat_leads,
+        rms_uv=quality.rms_uv,
+    )

@@ -1,0 +1,1 @@
+"""Drawings: ECG paper, and a crop on it."""
