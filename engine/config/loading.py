@@ -11,14 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, get_args
 
-import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.config.base import RunConfig
+from engine.config.strict_yaml import parse_yaml
 from engine.options import Options, UserError
 
 _Config = TypeVar("_Config", bound=RunConfig)
+
+# Far beyond any configuration: a foreign file is refused instead of read into memory.
+_MAX_BYTES = 1_000_000
 
 
 def load_config(
@@ -66,39 +69,23 @@ class _Layer(NamedTuple):
         return next(reversed(self.sources.values()), "configuration")
 
 
-class _StrictLoader(yaml.SafeLoader):
-    """Refuses duplicate keys, of which YAML would silently use the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[object] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not a string", key_node.start_mark)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(None, None, f"duplicate key '{key}'", key_node.start_mark)
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _load_yaml(text: str, source: str) -> Any:
-    try:
-        return yaml.load(text, _StrictLoader)  # noqa: S506 -- a SafeLoader, only stricter
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
 def _read(file: Path, parents: tuple[Path, ...], notify: Callable[[str], None]) -> _Layer:
     if file.resolve() in parents:
         raise UserError(f"{file}: the 'base:' files form a cycle")
+    if file.exists() and not (file.is_file() or file.is_dir()):  # a named pipe would block
+        raise UserError(f"{file}: cannot be read: not a regular file")
     try:
-        text = file.read_text()
+        with file.open("rb") as stream:
+            content = stream.read(_MAX_BYTES + 1)
+        if len(content) > _MAX_BYTES:
+            raise UserError(f"{file}: larger than {_MAX_BYTES:,} bytes: not a configuration file")
+        text = content.decode()
     except OSError as error:
         hint = _suggest_file(file) if isinstance(error, FileNotFoundError) else ""
         raise UserError(f"{file}: cannot be read: {error.strerror}{hint}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{file}: not UTF-8 text: {error}") from None
-    values = _load_yaml(text, str(file))
+    values = parse_yaml(text, str(file))
     if not isinstance(values, dict):
         raise UserError(f"{file}: expected a mapping of keys to values, got {type(values).__name__}")
     base = values.pop("base", None)
@@ -112,7 +99,7 @@ def _parse_override(override: str) -> _Layer:
     key, equals, text = override.partition("=")
     if not equals or not all(key.split(".")):
         raise UserError(f"'{override}': expected an override key.path=value, such as train.steps=100")
-    values = _load_yaml(text, f"'{override}'")
+    values = parse_yaml(text, f"'{override}'")
     for part in reversed(key.split(".")):
         values = {part: values}
     return _Layer(values, dict.fromkeys(_leaves(values), f"'{override}'"))
@@ -174,7 +161,7 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
     if kind == "extra_forbidden":
         parent, _, key = path.rpartition(".")
         elsewhere = [place for place in _all_keys(config_class, values) if place.rpartition(".")[2] == key]
-        if elsewhere and not parent:
+        if elsewhere:
             return f"no such key; did you mean '{elsewhere[0]}'?"
         return f"no such key{_suggest(key, _fields(config_class, mistake['loc'][:-1]), parent)}"
     if kind == "missing":

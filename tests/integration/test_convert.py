@@ -22,7 +22,7 @@ torch.save(get_fp32_state_dict_from_zero_checkpoint(sys.argv[1], "deepspeed"), s
 
 @pytest.mark.parametrize("stage", [1, 3])
 def test_the_checkpoint_of_a_run_becomes_a_model(simulated_dataset: Path, tmp_path: Path, stage: int) -> None:
-    words = ("train.steps=2", f"zero.stage={stage}", "zero.param_persistence_threshold=100", "data.leads=6")
+    words = ("train.steps=2", f"zero.stage={stage}", "zero.param_persistence_threshold=100", "leads=6")
     Run(simulated_dataset, tmp_path / "run", *words, ranks=2).succeed()
     checkpoint, model, official = tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "model", tmp_path / "out.pt"
 

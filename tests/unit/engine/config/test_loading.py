@@ -131,8 +131,9 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("seed=[", ["not valid YAML"]),
         ("seed=2024-13-45", ["not valid YAML"]),
         ("seed={[1]: 2}", ["[1]"]),
-        ("seed=99999999999999999999", ["seed", "less than"]),
+        ("seed=99999999999999999999", ["does not fit into 64 bits"]),
         ("objective.name=[w2v]", ["objective"]),
+        ("data.leads=6", ["data.leads: no such key", "did you mean 'leads'"]),
         ("lead=6", ["lead: no such key", "did you mean 'leads'"]),
         ("leads=7", ["'leads=7'", "no combination of 7 leads"]),
         (
