@@ -139,7 +139,8 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
         Part(
             "feature encoder",
             [Call(encoder.features, (flat,), _weights(encoder.feature_encoder))],
-            num_segments * feature_encoder.flops_per_segment(o.num_leads, o.feature_channels, o.feature_blocks, num_samples),
+            num_segments
+            * feature_encoder.flops_per_segment(encoder.num_leads, o.feature_channels, o.feature_blocks, num_samples),
         ),
         Part(
             "projection and masking",

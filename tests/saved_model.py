@@ -12,10 +12,10 @@ from engine.models import Encoder, ModelConfig, save
 
 def save_tiny_encoder(folder: Path, **config: Any) -> Path:
     """Saves a tiny encoder with weights from a fixed seed; ``config`` are keys of its ModelConfig, such as leads."""
-    options = tiny_encoder_options(num_leads=len(config.get("leads", LEADS)), dropout=0.1)
+    options = tiny_encoder_options(dropout=0.1)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        encoder = Encoder(options)
+        encoder = Encoder(options, len(config.get("leads", LEADS)))
     content = {"kind": "encoder", "encoder": options.model_dump()} | config
     tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
     save(folder, ModelConfig.model_validate(content), tensors)

@@ -50,13 +50,13 @@ def tiny_encoder_options(**changes: object) -> EncoderOptions:
     return EncoderOptions.model_validate(sizes | NO_DROPOUT | changes)
 
 
-def tiny_model(case: str, seed: int = 0, **changes: object) -> PretrainingModel:
+def tiny_model(case: str, seed: int = 0, num_leads: int = 12, **changes: object) -> PretrainingModel:
     """A tiny model of :data:`EVERY_OBJECTIVE` in training mode, with weights from the seed."""
     name, options = EVERY_OBJECTIVE[case]
     encoder_options = tiny_encoder_options(**changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        encoder = Encoder(encoder_options)
+        encoder = Encoder(encoder_options, num_leads)
         return PretrainingModel(encoder, OBJECTIVES[name](options, encoder_options), seed=seed)
 
 

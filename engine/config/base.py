@@ -210,7 +210,7 @@ class RunConfig(Options):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         """Checks what concerns several sections."""
-        if self.data.augmentations.random_lead_masking is not None and len(find_leads(self.leads)) == 1:
+        if self.data.augmentations.random_lead_masking is not None and self.num_leads == 1:
             raise ValueError(
                 "data.augmentations.random_lead_masking needs two or more leads: a single one would be blank in half of the "
                 "segments; set data.augmentations.random_lead_masking=null"
@@ -223,9 +223,9 @@ class RunConfig(Options):
         return self
 
     @property
-    def encoder_options(self) -> EncoderOptions:
-        """The encoder's options: the architecture for the run's leads."""
-        return self.model.model_copy(update={"num_leads": len(find_leads(self.leads))})
+    def num_leads(self) -> int:
+        """Number of leads."""
+        return len(find_leads(self.leads))
 
     def ignored_options(self) -> dict[str, str]:
         """Returns the options that have no effect beside the others: key -> why."""

@@ -21,6 +21,6 @@ class PretrainConfig(RunConfig):
     """Pre-training objective and its options: w2v, cmsc, w2v_cmsc, simclr or 3kg."""
 
     @model_validator(mode="after")
-    def _check_encoder(self) -> Self:
-        OBJECTIVES[self.objective.name].check_encoder(self.encoder_options)
+    def _check_objective(self) -> Self:
+        OBJECTIVES[self.objective.name].check_leads(self.num_leads)
         return self

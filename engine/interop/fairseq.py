@@ -128,7 +128,7 @@ def _config(
 
 
 def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | None) -> tuple[str, ...]:
-    number = model.encoder.num_leads
+    number = model.num_leads
     if leads is None:
         if number != len(LEADS):
             raise UserError(f"{checkpoint}: the model takes {number} leads: name them in their order, --leads I,II,...")

@@ -55,6 +55,7 @@ class OfficialModel:
         name: ``cfg.model._name``.
         family: see :data:`MODELS`.
         encoder: of ours, of the same architecture.
+        num_leads: of the input.
         objective: section of ours for its pre-training heads; None without such heads, or if ours has no such objective.
         num_labels: of a classifier.
         sampling_rate: Hz.
@@ -65,6 +66,7 @@ class OfficialModel:
     name: str
     family: Family
     encoder: EncoderOptions
+    num_leads: int
     objective: dict[str, Any] | None
     num_labels: int | None
     sampling_rate: int
@@ -143,6 +145,7 @@ def read_cfg(where: str, cfg: object) -> OfficialModel:
         name=name,
         family=family,
         encoder=_encoder(encoder, is_fine_tuned=family in _FINE_TUNED),
+        num_leads=encoder.integer("in_d", 12),
         objective=_objective(model, family),
         num_labels=model.integer("num_labels", model.integer("output_size", 0)) if family == "classifier" else None,
         sampling_rate=rate,
@@ -210,7 +213,6 @@ def _encoder(model: _Section, *, is_fine_tuned: bool) -> EncoderOptions:
         raise model.error("encoder_layers", f"is more than {_MOST_LAYERS}")
     try:
         return EncoderOptions(
-            num_leads=model.integer("in_d", 12),
             feature_channels=layers[0][0],
             feature_blocks=len(layers),
             norm="group_norm" if mode == "default" else "layer_norm",
@@ -288,7 +290,7 @@ def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any
         "saliency": False,
         "extractor_mode": "default" if encoder.norm == "group_norm" else "layer_norm",
         "conv_feature_layers": f"[({encoder.feature_channels}, 2, 2)] * {encoder.feature_blocks}",
-        "in_d": encoder.num_leads,
+        "in_d": len(config.leads),
         "conv_bias": False,
         "feature_grad_mult": encoder.feature_grad_scale,
         "conv_pos": encoder.pos_kernel,

@@ -16,7 +16,7 @@ from data_tools.leads import LEADS
 from engine.data import find_leads
 from engine.interop.native import empty_tensors, save_model
 from engine.interop.torch_files import plain_tensors, read_torch_file
-from engine.models import EncoderOptions, ModelConfig
+from engine.models import ModelConfig
 from engine.models.pretrained import check_free, compare_shapes, describe_mistake
 from engine.options import UserError
 from engine.training.checkpoint import CheckpointInfo, read_checkpoint
@@ -69,18 +69,21 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
 def _config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
     where = f"{checkpoint}/checkpoint.json"
     try:
-        data, encoder, objective = (info.config[key] for key in ("data", "model", "objective"))
-        return ModelConfig(
-            kind="pretraining",
-            encoder=EncoderOptions.model_validate(encoder),
-            objective=objective,
-            leads=tuple(LEADS[row] for row in find_leads(data["leads"])),
-            provenance={
-                "source": "ecg-engine run",
-                "step": info.step,
-                "dataset": str(info.loader.get("fingerprint", "")),
-                "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
-            },
+        # Older checkpoints have the leads among the data's options.
+        leads = info.config["leads"] if "leads" in info.config else info.config["data"]["leads"]
+        return ModelConfig.model_validate(
+            {
+                "kind": "pretraining",
+                "encoder": info.config["model"],
+                "objective": info.config["objective"],
+                "leads": [LEADS[row] for row in find_leads(leads)],
+                "provenance": {
+                    "source": "ecg-engine run",
+                    "step": info.step,
+                    "dataset": str(info.loader.get("fingerprint", "")),
+                    "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
+                },
+            }
         )
     except (KeyError, TypeError) as error:
         raise UserError(f"{where}: its configuration lacks {error}: it is damaged") from None

@@ -26,7 +26,6 @@ _MAX_SIZE, _MAX_DEPTH = 2**17, 1000
 class EncoderOptions(Options):
     """Sizes and dropouts of the encoder; the defaults are the paper's (BERT-base)."""
 
-    num_leads: int = Field(default=12, ge=1, le=_MAX_SIZE)
     feature_channels: int = Field(default=256, ge=1, le=_MAX_SIZE)
     feature_blocks: int = Field(default=4, ge=1, le=_MAX_DEPTH)
     norm: FeatureNorm = "layer_norm"
@@ -86,15 +85,16 @@ class Encoder(nn.Module):
 
     Args:
         options: sizes and dropouts.
+        num_leads: C.
         compute: formulations.
     """
 
-    def __init__(self, options: EncoderOptions, compute: ComputeOptions | None = None) -> None:
+    def __init__(self, options: EncoderOptions, num_leads: int = 12, compute: ComputeOptions | None = None) -> None:
         super().__init__()
         compute = ComputeOptions() if compute is None else compute
-        self.options = options
+        self.options, self.num_leads = options, num_leads
         self.activation_checkpointing = compute.activation_checkpointing
-        self.feature_encoder = FeatureEncoder(options.num_leads, options.feature_channels, options.feature_blocks, options.norm)
+        self.feature_encoder = FeatureEncoder(num_leads, options.feature_channels, options.feature_blocks, options.norm)
         self.feature_norm = LayerNorm(options.feature_channels)
         self.feature_dropout = Dropout(options.feature_dropout)
         self.feature_projection = Linear(options.feature_channels, options.width)
@@ -123,10 +123,8 @@ class Encoder(nn.Module):
 
     def features(self, segments: Tensor) -> Tensor:
         """The feature encoder alone: segments [B, C, T] in mV -> [B, T', F], its gradient scaled as the options say."""
-        if segments.dim() != 3 or segments.shape[1] != self.options.num_leads:
-            raise ValueError(
-                f"the encoder takes segments [batch, {self.options.num_leads} leads, samples], got {list(segments.shape)}"
-            )
+        if segments.dim() != 3 or segments.shape[1] != self.num_leads:
+            raise ValueError(f"the encoder takes segments [batch, {self.num_leads} leads, samples], got {list(segments.shape)}")
         return scale_gradient(self.feature_encoder(segments), self.options.feature_grad_scale)
 
     def forward(self, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
@@ -157,7 +155,7 @@ class Encoder(nn.Module):
         return cast("Tensor", checkpoint(block, x, use_reentrant=False))
 
 
-def flops_per_segment(options: EncoderOptions, num_samples: int) -> float:
+def flops_per_segment(options: EncoderOptions, num_leads: int, num_samples: int) -> float:
     """Floating-point operations of one training step of the encoder for one segment.
 
     Matrix products and convolutions only, forward once and backward twice, nothing for recomputation; objectives add
@@ -165,7 +163,7 @@ def flops_per_segment(options: EncoderOptions, num_samples: int) -> float:
     """
     num_tokens = num_samples // feature_encoder.samples_per_token(options.feature_blocks)
     forward = (
-        feature_encoder.flops_per_segment(options.num_leads, options.feature_channels, options.feature_blocks, num_samples)
+        feature_encoder.flops_per_segment(num_leads, options.feature_channels, options.feature_blocks, num_samples)
         + 2.0 * num_tokens * options.feature_channels * options.width
         + positional.flops_per_segment(options.width, options.pos_kernel, options.pos_groups, num_tokens)
         + options.depth * transformer.flops_per_segment(options.width, options.mlp_width, num_tokens)

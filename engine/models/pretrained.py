@@ -14,14 +14,14 @@ Legend: B segments, C leads, T samples, D width, L labels.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import safetensors
 import torch
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError, field_serializer, model_validator
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -63,7 +63,7 @@ class ModelConfig(Options):
     kind: ModelKind
     encoder: EncoderOptions
     objective: dict[str, JsonValue] | None = None
-    leads: tuple[str, ...] = LEADS
+    leads: Annotated[tuple[str, ...], Field(min_length=1)] = LEADS
     sampling_rate: Annotated[int, Field(gt=0)] = SAMPLING_RATE
     segment_samples: Annotated[int, Field(gt=0)] = SEGMENT_SAMPLES
     input_unit: Literal["mV"] = "mV"
@@ -71,13 +71,27 @@ class ModelConfig(Options):
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _check_num_leads(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Takes the number of leads, which the file repeats, out of the encoder's options."""
+        encoder = content.get("encoder")
+        if not isinstance(encoder, Mapping) or "num_leads" not in encoder:
+            return content
+        leads = content.get("leads", LEADS)
+        if isinstance(leads, Sequence) and len(leads) != encoder["num_leads"]:
+            raise ValueError(f"encoder.num_leads is {encoder['num_leads']}, but {len(leads)} leads are named")
+        return {**content, "encoder": {key: value for key, value in encoder.items() if key != "num_leads"}}
+
+    @field_serializer("encoder")
+    def _write_encoder(self, encoder: EncoderOptions) -> dict[str, JsonValue]:
+        return {"num_leads": len(self.leads), **encoder.model_dump(mode="json")}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         wrong = [name for name in self.leads if canonical_lead(name) != name]
         if wrong or len(set(self.leads)) < len(self.leads):
             raise ValueError(f"leads must be some of {', '.join(LEADS)}, each once, got {', '.join(self.leads)}")
-        if len(self.leads) != self.encoder.num_leads:
-            raise ValueError(f"{len(self.leads)} leads are named, but encoder.num_leads is {self.encoder.num_leads}")
         if (self.objective is not None) != (self.kind == "pretraining"):
             raise ValueError("objective belongs to the kind 'pretraining', and to no other")
         if self.objective is not None and not isinstance(self.objective.get("name"), str):
@@ -332,7 +346,7 @@ def empty_modules(where: str, config: ModelConfig) -> tuple[Encoder, Classificat
     """The modules of a model :func:`without_storage`."""
     with without_storage(where):
         head = None if config.labels is None else ClassificationHead(config.encoder.width, len(config.labels))
-        return Encoder(config.encoder), head
+        return Encoder(config.encoder, len(config.leads)), head
 
 
 def _flush(file: Path) -> None:

@@ -45,5 +45,5 @@ class PretrainingModel(nn.Module):
 
     def flops_per_segment(self, num_samples: int) -> float:
         """Operations of one training step for one segment: matrix products, forward once, backward twice."""
-        encoder_flops = flops_per_segment(self.encoder.options, num_samples)
+        encoder_flops = flops_per_segment(self.encoder.options, self.encoder.num_leads, num_samples)
         return encoder_flops + self.objective.flops_per_segment(self.encoder.num_tokens(num_samples))

@@ -63,11 +63,10 @@ class Objective(nn.Module, ABC):
     @abstractmethod
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         super().__init__()
-        self.check_encoder(encoder_options)
 
     @classmethod
-    def check_encoder(cls, encoder_options: EncoderOptions) -> None:
-        """Refuses, with an :class:`UserError` that says why, an encoder that the objective cannot train; none here."""
+    def check_leads(cls, num_leads: int) -> None:
+        """Raises a :class:`UserError` if the objective cannot train an encoder of so many leads; by default it can."""
 
     @abstractmethod
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:

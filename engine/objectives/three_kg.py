@@ -74,11 +74,11 @@ class ThreeKG(Objective):
         self.register_buffer("to_ecg", torch.tensor(DOWER_OF_INVERSE, dtype=torch.float32), persistent=False)
 
     @classmethod
-    def check_encoder(cls, encoder_options: EncoderOptions) -> None:
+    def check_leads(cls, num_leads: int) -> None:
         """See :class:`Objective`: 3KG needs all leads."""
-        if encoder_options.num_leads != NUM_LEADS:
+        if num_leads != NUM_LEADS:
             raise UserError(
-                f"the objective 3kg needs all {NUM_LEADS} leads, got {encoder_options.num_leads}: from fewer the "
+                f"the objective 3kg needs all {NUM_LEADS} leads, got {num_leads}: from fewer the "
                 f"vectorcardiogram that it turns cannot be computed; take leads={NUM_LEADS}, or another objective"
             )
 

@@ -28,9 +28,9 @@ class PretrainingTask(Task):
     def __init__(self, config: PretrainConfig) -> None:
         torch.manual_seed(config.seed)
         objective_class = OBJECTIVES[config.objective.name]
-        encoder_options = config.encoder_options
-        objective = objective_class(config.objective, encoder_options)
-        self.model: PretrainingModel = PretrainingModel(Encoder(encoder_options, config.compute), objective, seed=config.seed)
+        objective = objective_class(config.objective, config.model)
+        encoder = Encoder(config.model, config.num_leads, config.compute)
+        self.model: PretrainingModel = PretrainingModel(encoder, objective, seed=config.seed)
         self.name = config.objective.name
         self.pair = objective_class.pair
 

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from engine.config import RunConfig
-from engine.data import find_leads, random_batch
+from engine.data import random_batch
 from engine.objectives.distributed import alone
 from engine.options import UserError
 from engine.tasks import Task
@@ -121,7 +121,7 @@ def _free_trial_memory(device: torch.device) -> None:
 
 
 def _forward_and_backward(task: Task, config: RunConfig, size: int, device: torch.device) -> None:
-    batch = random_batch(size, num_leads=len(find_leads(config.leads)), pair=task.pair, device=device)
+    batch = random_batch(size, num_leads=config.num_leads, pair=task.pair, device=device)
     with alone():
         run_batch(task, task.model, batch, step=0, row0=0, precision=config.train.precision).loss.backward()
 

@@ -95,7 +95,7 @@ def run_encoder(
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
     held_before = torch.cuda.memory_allocated()
-    encoder = Encoder(EncoderOptions.model_validate({"depth": 2} | options), compute).to(device)
+    encoder = Encoder(EncoderOptions.model_validate({"depth": 2} | options), compute=compute).to(device)
     if compiled == "model":
         encoder.compile(fullgraph=True, dynamic=False)
     elif compiled == "blocks":

@@ -212,9 +212,9 @@ def test_another_name_reports_the_options_it_drops(tmp_path: Path) -> None:
         assert fragment in notices[0]
 
 
-def test_the_encoder_has_one_channel_per_lead() -> None:
+def test_the_number_of_leads() -> None:
     for leads, number in (("12", 12), ("6", 6), ("3", 3), ("[I, V5]", 2)):
-        assert load(f"leads={leads}").encoder_options.num_leads == number
+        assert load(f"leads={leads}").num_leads == number
 
 
 def test_the_resolved_configuration_names_the_leads_once() -> None:

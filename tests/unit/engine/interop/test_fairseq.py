@@ -182,7 +182,6 @@ def test_identification_keeps_the_encoder(tmp_path: Path) -> None:
 
 def test_any_size_that_the_cfg_states(tmp_path: Path) -> None:
     options = EncoderOptions(
-        num_leads=3,
         feature_channels=24,
         feature_blocks=3,
         width=24,

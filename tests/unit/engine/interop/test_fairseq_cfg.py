@@ -124,7 +124,7 @@ def test_a_cfg_of_another_form_is_one_line(cfg: object) -> None:
 def test_absent_keys_have_the_official_defaults() -> None:
     model = read_cfg("file.pt", {"model": {"_name": "wav2vec2_cmsc", "quantize_targets": True, "final_dim": 256}})
     encoder = model.encoder
-    assert (encoder.num_leads, encoder.feature_channels, encoder.feature_blocks, encoder.norm) == (12, 256, 4, "group_norm")
+    assert (model.num_leads, encoder.feature_channels, encoder.feature_blocks, encoder.norm) == (12, 256, 4, "group_norm")
     assert (encoder.width, encoder.depth, encoder.num_heads, encoder.mlp_width) == (768, 12, 12, 3072)
     assert (encoder.pos_kernel, encoder.pos_groups) == (128, 16)
     assert model.sampling_rate == 500

@@ -24,8 +24,8 @@ pytest.importorskip("onnxscript")
 def save_model(folder: Path, norm: FeatureNorm, normalization: Normalization, *, seed: int = 0, is_classifier: bool) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        options = tiny_encoder_options(norm=norm, num_leads=3, depth=1, dropout=0.1)
-        modules = {"encoder.": Encoder(options), "head.": ClassificationHead(32, 2)}
+        options = tiny_encoder_options(norm=norm, depth=1, dropout=0.1)
+        modules = {"encoder.": Encoder(options, num_leads=3), "head.": ClassificationHead(32, 2)}
         # As after training: with weights as at the start, every embedding would be nearly the same.
         tensors = {
             p + n: t + 0.1 * torch.randn(t.shape) for p, module in modules.items() for n, t in module.state_dict().items()

@@ -69,7 +69,7 @@ def write_checkpoint(folder: Path, stage: int, num_ranks: int, **changes: Any) -
         format_version=FORMAT_VERSION,
         step=7,
         loader={"fingerprint": "abc"},
-        config={"data": {"leads": 2}, "model": model.encoder.options.model_dump(), "objective": objective},
+        config={"leads": 2, "model": model.encoder.options.model_dump(), "objective": objective},
         world_size=num_ranks,
         zero_stage=stage,
         shapes={name: list(tensor.shape) for name, tensor in weights.items()},
@@ -122,6 +122,17 @@ def refused(tmp_path: Path) -> str:
     return str(error.value)
 
 
+def test_an_older_checkpoint_names_the_leads_among_the_data(tmp_path: Path) -> None:
+    weights = write_checkpoint(tmp_path / "new", 0, 1)
+    config = json.loads((tmp_path / "new" / "checkpoint.json").read_text())["config"]
+    older = {"data": {"leads": 2}, "model": config["model"] | {"num_leads": 2}, "objective": config["objective"]}
+    write_checkpoint(tmp_path / "step", 0, 1, config=older)
+    import_checkpoint(tmp_path / "step", tmp_path / "model")
+    model, tensors = load_tensors(tmp_path / "model")
+    assert model.config.leads == ("I", "II")
+    assert tensors.keys() == weights.keys()
+
+
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "step", 3, 2)
     file = tmp_path / "step" / "deepspeed" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
@@ -138,7 +149,7 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     [
         ({"config": {}}, "lacks 'data'"),
         ({"config": {"data": {}, "model": {}, "objective": {}}}, "lacks 'leads'"),
-        ({"config": {"data": {"leads": 2}, "model": {"widht": 1}, "objective": {"name": "w2v"}}}, "widht"),
+        ({"config": {"leads": 2, "model": {"widht": 1}, "objective": {"name": "w2v"}}}, "widht"),
         ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "cmsc"}}}, "surplus objective."),
         ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "x"}}}, "no objective"),
         ({"config": {"data": {"leads": 1}, "model": {"num_leads": 2}, "objective": {"name": "w2v"}}}, "num_leads"),

@@ -26,7 +26,7 @@ def run(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The context, all gradients, and the state of torch's generator after a forward and backward pass."""
     torch.manual_seed(0)
-    encoder = Encoder(tiny_encoder_options(**(options or {})), compute)
+    encoder = Encoder(tiny_encoder_options(**(options or {})), compute=compute)
     segments = torch.randn(2, 12, 640, generator=torch.Generator().manual_seed(1))
     call = torch.compile(encoder, fullgraph=True, backend="aot_eager") if compiled else encoder
     output = call(segments.to(dtype), torch.arange(40).expand(2, 40) % 3 == 0)
@@ -46,7 +46,7 @@ def test_activation_checkpointing_changes_no_bit(dtype: torch.dtype) -> None:
 def test_activation_checkpointing_keeps_only_the_inputs_of_the_blocks() -> None:
     kept = []
     for compute in (ComputeOptions(), CHECKPOINTING):
-        encoder = Encoder(tiny_encoder_options(depth=6, **DROPOUT), compute)
+        encoder = Encoder(tiny_encoder_options(depth=6, **DROPOUT), compute=compute)
         kept.append(0)
 
         def keep(x: Tensor) -> Tensor:

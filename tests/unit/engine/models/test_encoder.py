@@ -158,17 +158,17 @@ def test_base_model_has_the_papers_size() -> None:
         encoder = Encoder(options)
     num_block = 4 * 768 * 769 + 2 * 768 * 3072 + 3072 + 768 + 4 * 768
     assert sum(p.numel() for p in encoder.blocks.parameters()) == 12 * num_block
-    assert flops_per_segment(options, 2500) / 1e9 == pytest.approx(87.6, abs=0.5)
+    assert flops_per_segment(options, 12, 2500) / 1e9 == pytest.approx(87.6, abs=0.5)
 
 
 def test_flops_are_those_torch_counts() -> None:
     options = tiny_encoder_options(attention_dropout=0.0)
     # Without values: the counter does not know the products that run on a CPU. Other formulations have more operations.
     with torch.device("meta"):
-        encoder, segments = Encoder(options, ComputeOptions(positional="conv2d")), torch.randn(1, 12, 2496)
+        encoder, segments = Encoder(options, compute=ComputeOptions(positional="conv2d")), torch.randn(1, 12, 2496)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         encoder(segments)
-    assert 3 * counter.get_total_flops() == pytest.approx(flops_per_segment(options, 2496), rel=0.01)
+    assert 3 * counter.get_total_flops() == pytest.approx(flops_per_segment(options, 12, 2496), rel=0.01)
 
 
 def test_wrong_sizes_are_named() -> None:

@@ -10,13 +10,13 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_model import tiny_encoder_options, tiny_model
+from tiny_model import tiny_model
 from torch import Tensor, nn
 
 import engine.models
 from data_tools.leads import LEADS
 from engine.interop.native import load_tensors, objective_section, save_model
-from engine.models import ClassificationHead, Encoder, ModelConfig, PretrainedModel
+from engine.models import ClassificationHead, Encoder, EncoderOptions, ModelConfig, PretrainedModel
 from engine.models.heads import pool
 from engine.models.pretrained import without_storage, zscore_per_lead
 from engine.options import UserError
@@ -319,5 +319,8 @@ def test_options_of_another_objective_are_one_line(folder: Path) -> None:
 
 def test_fits_any_sizes() -> None:
     with pytest.raises(ValueError, match="num_leads"):
-        ModelConfig(kind="encoder", encoder=tiny_encoder_options(num_leads=3))
-    ModelConfig(kind="encoder", encoder=tiny_encoder_options(num_leads=3), leads=("I", "II", "V2"))
+        ModelConfig.model_validate({"kind": "encoder", "encoder": {"num_leads": 3}})
+    leads = ("I", "II", "V2")
+    config = ModelConfig.model_validate({"kind": "encoder", "encoder": {"num_leads": 3}, "leads": leads})
+    assert config == ModelConfig(kind="encoder", encoder=EncoderOptions(), leads=leads)
+    assert config.model_dump(mode="json")["encoder"]["num_leads"] == 3

@@ -132,4 +132,5 @@ def test_accuracy_is_the_share_of_positives_above_every_negative() -> None:
 
 def test_fewer_leads_are_refused_with_the_reason() -> None:
     with pytest.raises(UserError, match=r"needs all 12 leads, got 6.*vectorcardiogram"):
-        ThreeKG(ThreeKGOptions(), tiny_encoder_options(num_leads=6))
+        ThreeKG.check_leads(6)
+    ThreeKG.check_leads(12)
