@@ -24,26 +24,36 @@ _MAX_SIZE, _MAX_DEPTH = 2**17, 1000
 
 
 class EncoderOptions(Options):
-    """Sizes and dropouts of the encoder; the defaults are the paper's (BERT-base)."""
+    """Architecture of the encoder; the defaults are the paper's (BERT-base)."""
 
     feature_channels: int = Field(default=256, ge=1, le=_MAX_SIZE)
+    """Channels of the feature encoder."""
     feature_blocks: int = Field(default=4, ge=1, le=_MAX_DEPTH)
+    """Convolution blocks of the feature encoder; each halves the length."""
     norm: FeatureNorm = "layer_norm"
-    """``layer_norm`` in each feature block (the paper), or ``group_norm`` in the first only (the official code)."""
+    """Normalization of the features: layer_norm in each block (the paper), or group_norm in the first (the official code)."""
     feature_grad_scale: float = Field(default=0.1, ge=0)
     """Factor on the gradient that reaches the feature encoder; 0 freezes it."""
     feature_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of the latents that go to the quantizer."""
+    """Dropout of the features that the quantizer receives."""
     input_dropout: float = Field(default=0.1, ge=0, lt=1)
-    """Of the projected features, before masking."""
+    """Dropout of the projected features, before masking."""
     width: int = Field(default=768, ge=1, le=_MAX_SIZE)
+    """Width of the transformer."""
     depth: int = Field(default=12, ge=1, le=_MAX_DEPTH)
+    """Transformer blocks."""
     num_heads: int = Field(default=12, ge=1, le=_MAX_SIZE)
+    """Attention heads."""
     mlp_width: int = Field(default=3072, ge=1, le=_MAX_SIZE)
+    """Hidden width of the feed-forward networks."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout of the transformer's input and of each residual branch."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
+    """Dropout of the attention weights."""
     pos_kernel: int = Field(default=128, ge=1, le=_MAX_SIZE)
+    """Kernel size of the positional convolution, in tokens."""
     pos_groups: int = Field(default=16, ge=1, le=_MAX_SIZE)
+    """Groups of the positional convolution."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:
@@ -55,18 +65,18 @@ class EncoderOptions(Options):
 
 
 class ComputeOptions(Options):
-    """How the encoder computes; no choice here changes a weight or, but for rounding, a result.
+    """How the encoder computes its output; no choice here changes a weight, or a result beyond rounding.
 
-    They are options of a run and not of a model, which may be trained on one machine and used on another.
+    These are options of a run, not of a model: a model may be trained on one machine and used on another.
     """
 
     attention: AttentionBackend = "auto"
-    """``plain`` (products and a softmax), or one of torch's fused kernels; ``auto``: see :func:`functional.attention`."""
+    """Attention kernel: plain (matrix products and a softmax), flash, cudnn, efficient, or auto (by device)."""
     positional: PositionalFormulation = "auto"
-    """Formulation of the positional convolution; ``auto``: see :func:`positional.choose_formulation`."""
+    """Formulation of the positional convolution: conv2d, conv1d, toeplitz, triton, or auto (by device)."""
     activation_checkpointing: bool = False
-    """Keep of each transformer block only its input, and compute the block again in the backward pass: the base model needs
-    a tenth of the memory, and a third more operations. The losses are the same, dropout included."""
+    """Whether to recompute the transformer blocks in the backward pass. Only the input of each block is kept: the base model
+    needs a tenth of the memory and a third more operations. Losses are the same, dropout included."""
 
 
 class EncoderOutput(NamedTuple):

@@ -18,17 +18,18 @@ from engine.options import Options
 
 
 class CMSCOptions(Options):
-    """Options of the global objective."""
+    """Options of CMSC, the global objective."""
 
     form: PairForm = "ntxent"
-    """``ntxent``: against all other segments of the batch (the paper). ``symmetric``: first segments against second ones
-    and the reverse (the official code)."""
+    """Form of the loss: ntxent (the paper) or symmetric (the official code). ``ntxent`` compares each segment with all others
+    of the batch; ``symmetric`` compares first segments with second segments, and vice versa."""
     temperature: float = Field(default=0.1, gt=0)
+    """Temperature of the similarities."""
     negatives: Literal["all_ranks", "own_rank"] = "all_ranks"
-    """Whose segments are the negatives. ``own_rank`` is the official code's choice; the loss then depends on how many ranks
-    share a batch."""
+    """Whose segments are negatives: all_ranks or own_rank (the official code). With ``own_rank`` the loss depends on how many
+    ranks share a batch."""
     constant_norms: bool = False
-    """Differentiate as if the norms in the cosine similarity were constants (the official code)."""
+    """Whether no gradient flows through the norms in the cosine similarity (the official code)."""
 
 
 class CMSC(Objective):

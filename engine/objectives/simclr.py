@@ -22,6 +22,7 @@ class SimCLROptions(Options):
     """Options of SimCLR."""
 
     temperature: float = Field(default=0.1, gt=0)
+    """Temperature of the similarities."""
 
 
 class SimCLR(Objective):

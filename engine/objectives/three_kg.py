@@ -37,6 +37,7 @@ class ThreeKGOptions(Options):
     masked_fraction: float = Field(default=THREE_KG_MASKED_FRACTION, ge=0, lt=1)
     """Of each lead's samples, masked in one span that may wrap around the end."""
     temperature: float = Field(default=0.1, gt=0)
+    """Temperature of the similarities."""
 
 
 class ThreeKGDraws(NamedTuple):

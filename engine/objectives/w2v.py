@@ -28,31 +28,39 @@ MIN_SPANS = 2  # of a segment under ``fixed_count``
 
 
 class W2VOptions(Options):
-    """Options of the local objective; the defaults are wav2vec 2.0's, as the paper uses them."""
+    """Options of W2V, the local objective; the defaults are those of wav2vec 2.0, as in the paper."""
 
     masking: Masking = "independent_starts"
-    """``independent_starts``: each token starts a masked span with ``mask_probability`` (the paper). ``fixed_count``: each
-    segment has ``mask_probability`` times the number of tokens such spans, rounded at random and at least two, and is then
-    trimmed so that all have the same number of masked tokens (the official code)."""
+    """How masked tokens are chosen: independent_starts (the paper) or fixed_count (the official code). With
+    ``independent_starts`` each token starts a masked span with ``mask_probability``. With ``fixed_count`` each segment gets
+    ``mask_probability`` times its number of tokens spans, rounded at random and at least two, and is then trimmed so that all
+    segments have equally many masked tokens."""
     mask_probability: float = Field(default=0.065, gt=0, le=1)
-    """That a token starts a masked span, exactly or on average."""
+    """Probability that a token starts a masked span, exactly or on average."""
     mask_span: int = Field(default=10, ge=1)
-    """Length of a masked span in tokens."""
+    """Length of a masked span, in tokens."""
     num_negatives: int = Field(default=100, ge=1)
+    """Negatives per masked token."""
     temperature: float = Field(default=0.1, gt=0)
+    """Temperature of the similarities."""
     final_width: int = Field(default=256, ge=1)
-    """Width in which contexts and targets are compared."""
+    """Width of the space in which contexts and targets are compared."""
     num_codebooks: int = Field(default=2, ge=1)
+    """Codebooks of the quantizer."""
     num_codes: int = Field(default=320, ge=2)
-    """Codes in each codebook."""
+    """Codes per codebook."""
     code_width: int = Field(default=256, ge=1)
     """Width of a quantized vector, all codebooks together."""
     gumbel_start: float = Field(default=2.0, gt=0)
+    """Gumbel temperature at the first step."""
     gumbel_end: float = Field(default=0.5, gt=0)
+    """Lowest Gumbel temperature."""
     gumbel_decay: float = Field(default=0.999995, gt=0, le=1)
-    """Factor on the Gumbel temperature with each step, from start down to end."""
+    """Factor on the Gumbel temperature per step."""
     diversity_weight: float = Field(default=0.1, ge=0)
+    """Weight of the diversity loss."""
     features_penalty_weight: float = Field(default=10.0, ge=0)
+    """Weight of the penalty on squared features."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -16,10 +16,12 @@ from engine.options import Options
 
 
 class W2VCMSCOptions(Options):
-    """Options of both parts."""
+    """Options of W2V+CMSC."""
 
     w2v: W2VOptions = W2VOptions()
+    """Local objective."""
     cmsc: CMSCOptions = CMSCOptions()
+    """Global objective."""
 
 
 class W2VCMSC(Objective):
