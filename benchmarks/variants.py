@@ -24,7 +24,8 @@ from engine.config import PretrainConfig, load_config
 from engine.device import DTYPES, select_device
 from engine.models import EncoderOptions, feature_encoder, positional, transformer
 from engine.models.functional import AttentionBackend
-from engine.models.positional import FORMULATIONS, PositionalConvolution
+from engine.models.positional import PositionalConvolution
+from engine.models.positional_formulations import FORMULATIONS
 from engine.models.transformer import SelfAttention
 from engine.options import UserError
 from engine.training.throughput import peak_memory_bytes, reset_peak_memory

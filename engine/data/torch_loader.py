@@ -7,7 +7,7 @@ import torch
 import webdataset
 from torch import Tensor
 
-from engine.allocator import keep_freed_memory
+from engine.cpu_kernels import keep_freed_memory
 from engine.data.batch import Batch
 from engine.data.buffers import BufferPool, InFlightCopies
 from engine.data.loader import Loader, LoaderSetup
@@ -22,7 +22,7 @@ class TorchLoader(Loader):
     ones for the CPU. The next stage brings them to the device; on a GPU they are transformed there, behind the computation
     already queued.
 
-    With noise on the CPU it lets the process keep freed memory, see :func:`engine.allocator.keep_freed_memory`.
+    With noise on the CPU it lets the process keep freed memory, see :func:`engine.cpu_kernels.keep_freed_memory`.
     """
 
     name = "torch"

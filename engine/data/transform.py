@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
+from engine import cpu_kernels
 from engine.counter_rng import fold_key
 from engine.data.array_ops import NUMPY_OPS, TORCH_OPS, Array, ArrayOps, dali_module, make_dali_ops
 from engine.data.augmentations import LeadFactor, Noise, NoiseDraws
@@ -27,7 +28,6 @@ MILLIVOLTS_PER_UNIT = 0.001  # crops are stored in uV
 # its next turn: longer operations are fewer turns. Of more crops, what the operations pass on would leave the core's cache.
 _NUM_CROPS_WITH_NOISE = 4
 NUM_SEGMENTS = 2  # of a crop, and of a pair
-_ROW_BUFFER = -(-SEGMENT_SAMPLES // 16) * 16  # numbers; NumPy wants a multiple of 16
 
 
 class Draws(NamedTuple):
@@ -126,7 +126,7 @@ class Transform:
         for first in range(0, len(out), num_at_a_time):
             few = slice(first, first + num_at_a_time)
             own = slice(NUM_SEGMENTS * few.start, NUM_SEGMENTS * few.stop)
-            _multiply(by_half[few], gain[few], out[few])
+            cpu_kernels.scale(by_half[few], gain[few], out[few])
             segments = out[few].reshape(-1, self.num_leads, SEGMENT_SAMPLES)
             noises = [NoiseDraws(weights[own], tuple(detail[own] for detail in details)) for weights, details in draws.noises]
             self._add_noise(NUMPY_OPS, segments, noises)
@@ -175,19 +175,6 @@ class Transform:
             for k in range(noise.num_waves):
                 segments += waves[:, k] * weights[:, k]
         return segments
-
-
-def _multiply(signals: npt.NDArray[np.int16], gain: npt.NDArray[np.float32], out: npt.NDArray[np.float32]) -> None:
-    """The product of [n, 2, C, T] and [n, 2, C, 1].
-
-    NumPy converts as many numbers as its buffer holds, then multiplies them. Since NumPy 2.3 this takes the least time with a
-    buffer for one row: 0.65 of what a conversion of each crop and then a product take. Before that it took 1.15 of it.
-    """
-    usual = np.setbufsize(_ROW_BUFFER)
-    try:
-        np.multiply(signals, gain, out=out)
-    finally:
-        np.setbufsize(usual)
 
 
 def as_tensor(table: npt.NDArray[Any]) -> Tensor:

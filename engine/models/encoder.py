@@ -15,7 +15,8 @@ from engine.models import feature_encoder, positional, transformer
 from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
 from engine.models.functional import AttentionBackend
 from engine.models.layers import Dropout, LayerNorm, Linear, MaskEmbedding, scale_gradient
-from engine.models.positional import PositionalConvolution, PositionalFormulation
+from engine.models.positional import PositionalConvolution
+from engine.models.positional_formulations import PositionalFormulation
 from engine.models.transformer import Block
 from engine.options import Options
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.dropout import dropout
-from engine.models.functional import linear
+from engine.models.functional import dropout, linear
 
 INIT_STD = 0.02
 
@@ -31,24 +30,12 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-class Dropout(nn.Module):
-    """Dropout in training, nothing in evaluation.
-
-    Args:
-        p: probability that a value becomes zero, in [0, 1).
-    """
-
-    def __init__(self, p: float) -> None:
-        super().__init__()
-        self.p = p
+class Dropout(nn.Dropout):
+    """``nn.Dropout`` by :func:`engine.models.functional.dropout`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drops values of x of any shape."""
+        """Drops values of x, of any shape, in training."""
         return dropout(x, self.p) if self.training else x
-
-    def extra_repr(self) -> str:
-        """The probability, for the printed model."""
-        return f"p={self.p}"
 
 
 class LayerNorm(nn.LayerNorm):

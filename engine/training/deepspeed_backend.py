@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engine.allocator import keep_freed_memory
 from engine.config import RunConfig
+from engine.cpu_kernels import keep_freed_memory
 from engine.models.transformer import Block
 from engine.training.distributed import Ranks
 from engine.training.optimizer import make_optimizer

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.models import ComputeOptions, Encoder, EncoderOptions
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
-from engine.models.positional import FORMULATIONS, PositionalFormulation
+from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation
 
 # Torch may warn of what a kernel or the compiler does on a device that these tests have not seen.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from engine.models import ComputeOptions, Encoder
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
-from engine.models.positional import FORMULATIONS, PositionalFormulation
+from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation
 
 DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)

@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from engine.models.positional import FORMULATIONS, PositionalConvolution, PositionalFormulation, choose_formulation
+from engine.models.positional import PositionalConvolution
+from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation, choose_formulation
 
 # Triton's kernels run on GPUs: test_positional_triton.py interprets them.
 EVERY_FORMULATION = pytest.mark.parametrize("formulation", [name for name in FORMULATIONS if name != "triton"])

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 # Sizes: segments, tokens, groups, channels of a group, kernel. The last has tokens enough for several blocks of each share.
 PROGRAM = """
 import torch
-from engine.models.positional import FORMULATIONS
+from engine.models.positional_formulations import FORMULATIONS
 
 def error(ours, exact):
     return ((ours.double() - exact).norm() / exact.norm()).item()

@@ -9,7 +9,7 @@ import pytest
 _SCRIPT = """
 import resource
 import numpy as np
-from engine.allocator import keep_freed_memory
+from engine.cpu_kernels import keep_freed_memory
 
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
