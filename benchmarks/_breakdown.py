@@ -19,6 +19,7 @@ from _timing import HostLead, Marks, Roofline
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.collectives import gather_ranks, sum_over_ranks, world_size
 from engine.config import PretrainConfig
 from engine.data import Batch
 from engine.models import (
@@ -33,7 +34,6 @@ from engine.models import (
 )
 from engine.models.transformer import Block
 from engine.objectives import DrawKeys, PretrainingModel
-from engine.objectives.distributed import gather_ranks, sum_over_ranks, world_size
 from engine.tasks import PretrainingTask
 from engine.training.optimizer import make_optimizer
 

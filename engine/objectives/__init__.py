@@ -10,7 +10,6 @@ three_kg.py     global: two views of a segment, turned in the vectorcardiogram
 contrast.py     what the global ones share: segments compared with those of all ranks
 masking.py      span masks
 negatives.py    negatives as multiplicities
-distributed.py  collectives over ranks, with gradient
 """
 
 from engine.objectives.cmsc import CMSC, CMSCOptions

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from engine.objectives.distributed import gather_ranks, rank
+from engine.collectives import gather_ranks, rank
 
 PairForm = Literal["ntxent", "symmetric"]
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.collectives import min_over_ranks
 from engine.counter_rng import random_bits, uniform
-from engine.objectives.distributed import min_over_ranks
 
 _HIGHEST = torch.iinfo(torch.int32).max
 

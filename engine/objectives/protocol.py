@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from engine.collectives import rank
 from engine.counter_rng import fold_key, key_at
 from engine.models import Encoder, EncoderOptions
-from engine.objectives.distributed import rank
 from engine.options import Options, SegmentPair
 
 
@@ -92,6 +92,13 @@ class Objective(nn.Module, ABC):
         Returns:
             fp32 loss of this rank and detached fp32 scalars, named in each objective; parts of the loss carry their
             weights and add up to it. All are to be averaged over ranks.
+        """
+
+    def after_step(self, step: int) -> None:
+        """Runs after each optimizer step, for example to update a teacher's weights; by default does nothing.
+
+        Args:
+            step: number of the finished step, from 0.
         """
 
     @abstractmethod

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from data_tools.augmentations import THREE_KG_ANGLE_DEG, THREE_KG_MASKED_FRACTION, THREE_KG_SCALE
 from data_tools.leads import LEADS
 from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
+from engine.collectives import sum_over_ranks, world_size
 from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions
 from engine.objectives.contrast import Comparison, compare
-from engine.objectives.distributed import sum_over_ranks, world_size
 from engine.objectives.protocol import DrawKeys, Objective
 from engine.options import Options, SegmentPair, UserError
 

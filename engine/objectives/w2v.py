@@ -14,10 +14,10 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.collectives import sum_over_ranks, world_size
 from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
 from engine.models.layers import Linear
-from engine.objectives.distributed import sum_over_ranks, world_size
 from engine.objectives.masking import counted_span_mask, span_mask, token_weights
 from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
 from engine.objectives.protocol import DrawKeys, Objective

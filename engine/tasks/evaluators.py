@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import torch
-import torch.distributed as dist
 from torch import Tensor
+
+from engine.collectives import gather_ranks
 
 if TYPE_CHECKING:
     from engine.data import Batch
     from engine.tasks.protocol import StepOutput
 
-Predictions = Mapping[str, npt.NDArray[np.generic]]
+Predictions = Mapping[str, npt.NDArray[np.float32]]
 
 
 class Evaluator(ABC):
@@ -54,13 +55,8 @@ class MeanEvaluator(Evaluator):
 
     def compute(self) -> dict[str, float]:
         """See :class:`Evaluator`."""
-        own = torch.stack([value.float() for value in self._means.values()])
-        rows = torch.empty(_world_size(), len(own), device=own.device)
-        if _world_size() > 1:
-            dist.all_gather(list(rows.unbind()), own)
-        else:
-            rows[0] = own
-        return dict(zip(self._means, rows.double().mean(dim=0).tolist(), strict=True))
+        means = gather_ranks(torch.stack([value.float() for value in self._means.values()])[None])
+        return dict(zip(self._means, means.double().mean(dim=0).tolist(), strict=True))
 
 
 class PredictionEvaluator(MeanEvaluator):
@@ -87,18 +83,10 @@ class PredictionEvaluator(MeanEvaluator):
 
     def compute(self) -> dict[str, float]:
         """See :class:`Evaluator`."""
-        own = {
-            name: torch.cat([batch[name] for batch in self._predictions]).float().cpu().numpy() for name in self._predictions[0]
-        } | {"row": torch.cat(self._rows).cpu().numpy()}
-        gathered: list[dict[str, npt.NDArray[np.generic]]] = [own]
-        if _world_size() > 1:
-            gathered = [{} for _ in range(_world_size())]
-            dist.all_gather_object(gathered, own)
-        merged = {name: np.concatenate([part[name] for part in gathered]) for name in own}
-        _, first = np.unique(merged.pop("row"), return_index=True)
-        predictions = {name: values[first] for name, values in merged.items()}
+        rows = gather_ranks(torch.cat(self._rows)).cpu().numpy()
+        _, first = np.unique(rows, return_index=True)
+        predictions = {
+            name: gather_ranks(torch.cat([batch[name] for batch in self._predictions])).float().cpu().numpy()[first]
+            for name in self._predictions[0]
+        }
         return super().compute() | {name: float(value) for name, value in self._metrics(predictions).items()}
-
-
-def _world_size() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1

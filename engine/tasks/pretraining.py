@@ -39,6 +39,11 @@ class PretrainingTask(Task):
         loss, metrics = model(batch.segments, batch.patient, step, row0)
         return StepOutput(loss, metrics)
 
+    def after_step(self, model: Any, step: int) -> None:
+        """See :class:`Task`."""
+        del model
+        self.model.objective.after_step(step)
+
     def make_evaluator(self, num_batches: int) -> Evaluator:
         """See :class:`Task`."""
         return MeanEvaluator(num_batches)

@@ -19,9 +19,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from engine.collectives import single_rank
 from engine.config import RunConfig
 from engine.data import random_batch
-from engine.objectives.distributed import alone
 from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint import CheckpointInfo
@@ -122,7 +122,7 @@ def _free_trial_memory(device: torch.device) -> None:
 
 def _forward_and_backward(task: Task, config: RunConfig, size: int, device: torch.device) -> None:
     batch = random_batch(size, num_leads=config.num_leads, pair=task.pair, device=device)
-    with alone():
+    with single_rank():
         run_batch(task, task.model, batch, step=0, row0=0, precision=config.train.precision).loss.backward()
 
 

@@ -6,8 +6,8 @@ from distributed_helpers import run_ranks
 from tiny_model import EVERY_OBJECTIVE, random_batch, tiny_model
 from torch import Tensor
 
+from engine.collectives import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
 from engine.objectives import W2VCMSC, DrawKeys
-from engine.objectives.distributed import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
 
 OWN_RANK = "w2v_cmsc-official"  # its global loss knows the own rank only
 CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]

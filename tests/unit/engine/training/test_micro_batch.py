@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pretraining_runs import TINY
 from torch._subclasses import FakeTensorMode
 
+from engine import collectives
 from engine.config import PretrainConfig, load_config
-from engine.objectives import distributed
 from engine.options import UserError
 from engine.tasks import PretrainingTask
 from engine.training import micro_batch
@@ -149,8 +149,8 @@ class TestCountBytes:
 def test_a_trial_uses_no_collective(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
-    assert distributed.world_size() == 2
+    assert collectives.world_size() == 2
     count(2)  # a collective would fail, as there is no group
-    with distributed.alone():
-        assert (distributed.world_size(), distributed.rank()) == (1, 0)
-    assert distributed.world_size() == 2
+    with collectives.single_rank():
+        assert (collectives.world_size(), collectives.rank()) == (1, 0)
+    assert collectives.world_size() == 2

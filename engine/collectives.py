@@ -1,7 +1,7 @@
-"""Collectives over ranks: sums and gathers that gradients pass through, and a minimum.
+"""Collectives over ranks: differentiable sums and gathers, and a minimum.
 
-DeepSpeed averages gradients over ranks, so an objective returns on each rank world_size times its share of the global
-loss. The backward passes here are the exact adjoints of the forward ones; both then give the gradient of the global loss.
+DeepSpeed averages gradients over ranks, so an objective returns on each rank world_size times its share of the global loss.
+Each backward pass here is the exact adjoint of its forward pass, so together they give the gradient of the global loss.
 Without a process group, or with one rank, these functions return their input.
 
 Legend: W ranks, n rows of this rank.
@@ -15,32 +15,32 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-_is_alone = False
+_is_single_rank = False
 
 
 @contextmanager
-def alone() -> Iterator[None]:
-    """Within it this rank takes itself for the only one: for a trial that may fail on one rank and not on another."""
-    global _is_alone  # noqa: PLW0603 -- like the process group, of the process and not of a call
-    _is_alone = True
+def single_rank() -> Iterator[None]:
+    """Makes this rank act as if it were the only one: for a trial that may fail on some ranks and not on others."""
+    global _is_single_rank  # noqa: PLW0603 -- a state of the process, like the process group
+    _is_single_rank = True
     try:
         yield
     finally:
-        _is_alone = False
+        _is_single_rank = False
 
 
 def world_size() -> int:
-    """Number of ranks that share a global batch."""
+    """Returns the number of ranks that share a global batch."""
     return dist.get_world_size() if _has_group() else 1
 
 
 def rank() -> int:
-    """This rank's place among them."""
+    """Returns the number of this rank."""
     return dist.get_rank() if _has_group() else 0
 
 
 def _has_group() -> bool:
-    return dist.is_available() and dist.is_initialized() and not _is_alone
+    return dist.is_available() and dist.is_initialized() and not _is_single_rank
 
 
 class _Sum(torch.autograd.Function):
@@ -52,7 +52,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(_ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        # x adds to the total of every rank, so it collects the gradient of every rank's total.
+        # x is part of the total of every rank, so it receives the gradient of every rank's total.
         grad = grad_outputs[0].clone(memory_format=torch.contiguous_format)
         dist.all_reduce(grad)
         return grad
@@ -74,7 +74,7 @@ class _Gather(torch.autograd.Function):
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Sum of ``x`` (of the same shape on each rank) over all ranks, with gradient."""
+    """Returns the sum of ``x`` (of the same shape on each rank) over all ranks; differentiable."""
     if world_size() == 1:
         return x
     total: Tensor = _Sum.apply(x)  # type: ignore[no-untyped-call]
@@ -82,7 +82,7 @@ def sum_over_ranks(x: Tensor) -> Tensor:
 
 
 def min_over_ranks(x: Tensor) -> Tensor:
-    """Elementwise minimum of ``x`` (of the same shape on each rank) over all ranks, without gradient."""
+    """Returns the elementwise minimum of ``x`` (of the same shape on each rank) over all ranks, without gradient."""
     if world_size() == 1:
         return x
     lowest = x.detach().clone(memory_format=torch.contiguous_format)
@@ -91,7 +91,7 @@ def min_over_ranks(x: Tensor) -> Tensor:
 
 
 def gather_ranks(x: Tensor) -> Tensor:
-    """Rows of all ranks in the order of the ranks, [n, ...] -> [W n, ...], with gradient where ``x`` has one."""
+    """Returns the rows of all ranks in the order of the ranks, [n, ...] -> [W n, ...]; differentiable."""
     if world_size() == 1:
         return x
     gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]
