@@ -1,0 +1,147 @@
+"""Identification and verification: whether the embedding of a patient's ECG lies closest to another ECG of the patient.
+
+Each probe is compared with each entry of the gallery by cosine similarity (paper, Section 4.2). Similarities are computed in
+blocks, so memory does not grow with the product of both sizes.
+
+Legend: P probes, G gallery entries, D width, M genuine pairs (probe and entry of the same patient).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from engine.evaluation.arrays import FloatArray, IntArray, first_names, ratio
+from engine.options import UserError
+
+_BLOCK_ELEMENTS = 1 << 24  # similarities at a time: 64 MiB of float32
+
+
+@dataclass(frozen=True)
+class Matching:
+    """The comparison of all probes with the gallery.
+
+    Attributes:
+        ranks: int64 [P], from 1: entries of other patients at least as similar to the probe as its best genuine entry, plus 1.
+        genuine: [M], similarities of genuine pairs in descending order.
+        num_impostors_above: int64 [M], pairs of different patients at least as similar as each of those.
+        num_impostors: pairs of different patients.
+        num_impostors_tied: int64 [M], those of ``num_impostors_above`` that are exactly as similar.
+    """
+
+    ranks: IntArray
+    genuine: FloatArray
+    num_impostors_above: IntArray
+    num_impostors_tied: IntArray
+    num_impostors: int
+
+    def rank_accuracy(self, k: int) -> float:
+        """Returns the share of probes with a rank of k or less; rank-1 is the paper's accuracy."""
+        return float((self.ranks <= k).mean())
+
+    def auroc(self) -> float:
+        """Returns the probability that a genuine pair is more similar than an impostor pair, ties counting half."""
+        below = self.num_impostors - self.num_impostors_above + self.num_impostors_tied / 2
+        return float(ratio(below.mean(keepdims=True), np.array([float(self.num_impostors)]))[0])
+
+    def true_acceptance(self, false_acceptance: float) -> float:
+        """Returns the highest share of genuine pairs accepted while at most this share of impostor pairs is (TAR at FAR).
+
+        Args:
+            false_acceptance: in [0, 1].
+        """
+        # A threshold between two genuine similarities accepts more impostors than one at the higher of them, nothing else.
+        is_allowed = self.num_impostors_above <= false_acceptance * self.num_impostors
+        return float(is_allowed.mean())
+
+    def equal_error_rate(self) -> float:
+        """Returns the error rate where as large a share of genuine pairs is rejected as of impostor pairs accepted.
+
+        Read off the ROC curve with straight lines between its points; NaN without impostor pairs.
+        """
+        if not self.num_impostors:
+            return float("nan")
+        # At each distinct similarity of a genuine pair the curve has two points: before the pairs as similar, and after.
+        last = np.flatnonzero(np.r_[self.genuine[1:] != self.genuine[:-1], True])
+        before = np.stack([np.r_[0, last[:-1] + 1], (self.num_impostors_above - self.num_impostors_tied)[last]])
+        after = np.stack([last + 1, self.num_impostors_above[last]])
+        accepted, false = np.stack([before, after], axis=2).reshape(2, -1)
+        miss_rates = np.r_[1.0, 1 - accepted / len(self.genuine), 0.0]
+        false_rates = np.r_[0.0, false / self.num_impostors, 1.0]
+        gap = miss_rates - false_rates
+        end = int(np.argmax(gap <= 0))
+        share = gap[end - 1] / (gap[end - 1] - gap[end])
+        return float(miss_rates[end - 1] + share * (miss_rates[end] - miss_rates[end - 1]))
+
+
+def match(
+    probes: ArrayLike,
+    gallery: ArrayLike,
+    probe_patients: Sequence[Any] | NDArray[Any],
+    gallery_patients: Sequence[Any] | NDArray[Any],
+) -> Matching:
+    """Compares every probe with every entry of the gallery.
+
+    Ties count against the probe, so an encoder that maps all ECGs to one vector has a rank-1 accuracy of 0.
+
+    Args:
+        probes: [P, D].
+        gallery: [G, D].
+        probe_patients: [P].
+        gallery_patients: [G]; a patient may have several entries.
+
+    Raises:
+        UserError: a probe whose patient is not in the gallery, or embeddings that cannot be compared.
+    """
+    left, right = _normalize(probes, "probe"), _normalize(gallery, "gallery")
+    if left.shape[1] != right.shape[1]:
+        raise UserError(f"the probes have {left.shape[1]} dimensions and the gallery {right.shape[1]}: take one model for both")
+    names, numbers = np.unique(np.r_[np.asarray(probe_patients), np.asarray(gallery_patients)], return_inverse=True)
+    own, others = numbers[: len(left)], numbers[len(left) :]
+    missing = np.setdiff1d(own, others)
+    if len(missing):
+        listed = first_names([str(name) for name in names[missing]])
+        raise UserError(f"{len(missing)} patients among the probes are not in the gallery: {listed}")
+    genuine = np.sort(np.concatenate([block[same] for block, same, _ in _blocks(left, right, own, others)]))
+    ranks: list[IntArray] = []
+    # Equal vectors in different rows of a matrix product may differ in their last bits; they are tied all the same.
+    tolerance = 8 * np.finfo(left.dtype).eps
+    at_least, above = np.zeros((2, len(genuine)), dtype=np.int64)
+    for similarities, same, _ in _blocks(left, right, own, others):
+        best = np.where(same, similarities, -np.inf).max(1) - tolerance
+        ranks.append(1 + ((similarities >= best[:, None]) & ~same).sum(1))
+        impostors = np.sort(similarities[~same])
+        at_least += len(impostors) - np.searchsorted(impostors, genuine, "left")
+        above += len(impostors) - np.searchsorted(impostors, genuine, "right")
+    return Matching(
+        ranks=np.concatenate(ranks),
+        genuine=genuine[::-1].astype(np.float64),
+        num_impostors_above=at_least[::-1].copy(),
+        num_impostors_tied=(at_least - above)[::-1].copy(),
+        num_impostors=len(left) * len(right) - len(genuine),
+    )
+
+
+def _normalize(embeddings: ArrayLike, name: str) -> NDArray[np.floating[Any]]:
+    """Returns unit vectors in the precision of the embeddings, at least float32."""
+    vectors = np.asarray(embeddings)
+    vectors = vectors.astype(np.result_type(vectors.dtype, np.float32), copy=False)
+    if vectors.ndim != 2 or not vectors.size:
+        raise UserError(f"the {name} embeddings must be a table [samples, dimensions], got shape {vectors.shape}")
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    if not (np.isfinite(norms) & (norms > 0)).all():
+        raise UserError(f"the {name} embeddings hold a zero vector, NaN or infinity, which has no cosine similarity")
+    unit: NDArray[np.floating[Any]] = vectors / norms
+    return unit
+
+
+def _blocks(
+    left: NDArray[Any], right: NDArray[Any], own: IntArray, others: IntArray
+) -> Iterator[tuple[NDArray[Any], NDArray[np.bool_], slice]]:
+    """Yields similarities of some probes with the whole gallery, which of them are genuine, and the probes' rows."""
+    num_rows = max(_BLOCK_ELEMENTS // len(right), 1)
+    for start in range(0, len(left), num_rows):
+        rows = slice(start, start + num_rows)
+        yield left[rows] @ right.T, own[rows, None] == others, rows
