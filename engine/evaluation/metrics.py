@@ -209,7 +209,7 @@ class RegressionMetrics(Metrics):
 
     def __init__(self, targets: ArrayLike, predictions: ArrayLike, classes: Sequence[str] | None = None) -> None:
         true, predicted = as_scores(targets, "targets"), as_scores(predictions)
-        check_shapes(true, predicted, true.ndim if true.ndim == 1 else 2)
+        check_shapes(true, predicted, 1 if true.ndim == 1 else 2)
         true, predicted = (values.reshape(len(values), -1) for values in (true, predicted))
         self.num_samples, num_targets = true.shape
         self.classes = _class_names(classes, num_targets)

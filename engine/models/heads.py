@@ -5,15 +5,23 @@ Legend: B segments, T tokens, D width, L labels.
 
 from torch import Tensor, nn
 
-from engine.models.layers import Linear
+from engine.models.layers import Dropout, Linear
 
 
-def pool(context: Tensor) -> Tensor:
-    """Context [B, T, D] to one vector for each segment, [B, D], as the official classifier does it.
+def pool(context: Tensor, valid: Tensor | None = None) -> Tensor:
+    """Context [B, T, D] to one vector for each segment, [B, D].
 
-    The sum over time divided by the number of entries that are not zero: the mean, except where something zeroed tokens.
+    Without ``valid`` as the official classifier does it: the sum over time divided by the number of entries that are not zero,
+    which is the mean except where something zeroed tokens.
+
+    Args:
+        context: output of the encoder.
+        valid: bool [B, T], the tokens to average over, as where a segment is padded; a segment without any gives zeros.
     """
-    return context.sum(1) / (context != 0).sum(1).clamp(min=1)
+    if valid is None:
+        return context.sum(1) / (context != 0).sum(1).clamp(min=1)
+    chosen = valid[..., None]
+    return context.masked_fill(~chosen, 0.0).sum(1) / chosen.sum(1).clamp(min=1)
 
 
 class ClassificationHead(nn.Module):
@@ -22,14 +30,16 @@ class ClassificationHead(nn.Module):
     Args:
         width: D.
         num_labels: L.
+        dropout: probability that an entry of the pooled context is dropped in training.
     """
 
-    def __init__(self, width: int, num_labels: int) -> None:
+    def __init__(self, width: int, num_labels: int, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = Dropout(dropout)
         self.projection = Linear(width, num_labels)
         nn.init.xavier_uniform_(self.projection.weight)
 
-    def forward(self, context: Tensor) -> Tensor:
-        """Context [B, T, D] -> logits [B, L]."""
-        logits: Tensor = self.projection(pool(context))
+    def forward(self, context: Tensor, valid: Tensor | None = None) -> Tensor:
+        """Context [B, T, D] and its valid tokens, bool [B, T] (``None``: all), -> logits [B, L]."""
+        logits: Tensor = self.projection(self.dropout(pool(context, valid)))
         return logits
