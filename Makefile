@@ -56,4 +56,4 @@ lint: $(INSTALLED)
 	lint-imports
 
 bench: $(INSTALLED)
-	python benchmarks/guard.py
+	python benchmarks/check_regression.py

@@ -1,11 +1,9 @@
-"""The parts of a training step: their arithmetic, their traffic and their time, forward and backward.
+"""The parts of a training step: FLOPs, memory traffic and time of each, forward and backward.
 
-Each part is the model's own module on inputs of the step's shape and dtype, all its instances one after the other (the twelve
-blocks with their own weights), first all forward, then all backward. FLOPs add up to the model's ``flops_per_segment``. Bytes
-are what a part must move at least in its present form: inputs, weights, outputs and what it keeps for its backward pass, each
-once; so what an operation writes and the next one reads within a part counts only if it is kept.
-
-Legend: S segments, C leads, T samples at the entrance and tokens behind the feature encoder, F feature channels, D width.
+Each part is the model's own module on inputs of the step's shape and dtype. All its instances (the twelve blocks with their
+own weights) run one after the other, first all forward, then all backward. The FLOPs add up to the model's
+``flops_per_segment``. Bytes are the least that a part must move in its present form: inputs, weights, outputs and saved
+tensors, each once; intermediate results count only if they are saved for the backward pass.
 """
 
 import copy
@@ -15,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import torch
-from _timing import HostLead, Marks, Roofline
+from _timing import DeviceTimer, HeadStart, Roofline
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -38,17 +36,17 @@ from engine.tasks import PretrainingTask
 from engine.training.optimizer import make_optimizer
 
 BACKWARD_FLOPS = 2.0
-"""Of a part's backward pass, over those of its forward pass."""
+"""FLOPs of a part's backward pass relative to its forward pass."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """One use of a part.
+    """One call of a part.
 
     Attributes:
-        run: inputs to outputs.
-        inputs: given to ``run``; gradients flow back to those that require one.
-        weights: which ``run`` reads, and which get gradients.
+        run: maps inputs to outputs.
+        inputs: arguments of ``run``; those that require a gradient receive one.
+        weights: parameters that ``run`` reads and that receive gradients.
     """
 
     run: Callable[..., Any]
@@ -61,21 +59,21 @@ class Part:
     """A part of the step.
 
     Attributes:
-        name: as the table shows it.
-        calls: its instances.
-        flops: of the forward pass of all instances.
-        within: name of the part whose time, FLOPs and bytes hold this one's already; None for one that counts by itself.
+        name: name in the table.
+        calls: one call per instance.
+        flops: FLOPs of the forward pass of all instances.
+        part_of: name of the part that already includes this one's time, FLOPs and bytes; ``None`` for a part of its own.
     """
 
     name: str
     calls: Sequence[Call]
     flops: float = 0.0
-    within: str | None = None
+    part_of: str | None = None
 
 
 @dataclass
-class Figures:
-    """What was found out about one pass."""
+class PassCost:
+    """Cost of one pass."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -84,38 +82,38 @@ class Figures:
 
 
 @dataclass
-class PartFigures:
-    """What was found out about a part; seconds are medians over the repeats."""
+class PartCost:
+    """Cost of a part; seconds are medians over the repeats."""
 
     name: str
-    within: str | None
-    forward: Figures = field(default_factory=Figures)
-    backward: Figures = field(default_factory=Figures)
+    part_of: str | None
+    forward: PassCost = field(default_factory=PassCost)
+    backward: PassCost = field(default_factory=PassCost)
 
 
-def measure_parts(config: PretrainConfig, batch: Batch, roofline: Roofline, repeats: int) -> list[PartFigures]:
+def measure_parts(config: PretrainConfig, batch: Batch, roofline: Roofline, repeats: int) -> list[PartCost]:
     """Measures every part of one micro-batch of one rank, and the optimizer's step.
 
     Args:
-        config: of the run; compiled if it says so.
+        config: the run's configuration; parts are compiled if it says so.
         batch: the micro-batch, on the device and in the precision of the step.
-        roofline: for the limits.
-        repeats: timed ones, after one to warm up.
+        roofline: the device's peak rates, for the limits.
+        repeats: number of timed repeats, after one warm-up.
     """
     device = batch.segments.device
     model = PretrainingTask(config).model.to(device)
     compiled = config.compute.compile is not None
     parts = make_parts(model, batch.segments, batch.patient)
-    figures = [measure_part(part, device, repeats, compiled=compiled) for part in parts]
-    figures.append(_measure_optimizer(model, config, device, repeats))
-    for part in figures:
-        for one in (part.forward, part.backward):
+    costs = [measure_part(part, device, repeats, compiled=compiled) for part in parts]
+    costs.append(_measure_optimizer(model, config, device, repeats))
+    for cost in costs:
+        for one in (cost.forward, cost.backward):
             one.limit_seconds = roofline.seconds(one.flops, one.bytes)
-    return figures
+    return costs
 
 
 def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> list[Part]:
-    """The parts of a step of this model, but for the optimizer."""
+    """Returns the parts of a step of this model, except the optimizer."""
     model.train()
     encoder, objective = model.encoder, model.objective
     o, num_segments, num_samples = encoder.options, 2 * segments.shape[0], segments.shape[-1]
@@ -127,7 +125,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
         features = encoder.features(flat)
     x = torch.randn(num_segments, num_tokens, o.width, device=flat.device).to(flat.dtype)
     mask = torch.rand(x.shape[:2], device=flat.device) < 0.5
-    entrance = (encoder.feature_norm, encoder.feature_projection, encoder.mask_embedding)
+    projection = (encoder.feature_norm, encoder.feature_projection, encoder.mask_embedding)
 
     def project(values: Tensor) -> tuple[Tensor, Tensor]:
         normed = encoder.feature_norm(values)
@@ -135,7 +133,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
         return projected, encoder.feature_dropout(normed)
 
     parts = [
-        Part("random draws", [Call(lambda: objective.draw(keys, num_segments, num_tokens, flat.device))]),
+        Part("random numbers", [Call(lambda: objective.draw(keys, num_segments, num_tokens, flat.device))]),
         Part(
             "feature encoder",
             [Call(encoder.features, (flat,), _weights(encoder.feature_encoder))],
@@ -144,7 +142,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
         ),
         Part(
             "projection and masking",
-            [Call(project, (_leaf(features),), _weights(*entrance))],
+            [Call(project, (_leaf(features),), _weights(*projection))],
             num_segments * 2.0 * num_tokens * o.feature_channels * o.width,
         ),
         Part(
@@ -159,7 +157,7 @@ def make_parts(model: PretrainingModel, segments: Tensor, patient: Tensor) -> li
 
 
 def _block_parts(encoder: Encoder, x: Tensor) -> list[Part]:
-    """The products of the transformer's blocks, all blocks together."""
+    """Returns the matrix products of the transformer, all blocks together."""
     o, (num_segments, num_tokens, _) = encoder.options, x.shape
     blocks = [block for block in encoder.blocks if isinstance(block, Block)]
     attention_flops = transformer.flops_per_segment(o.width, 0, num_tokens)
@@ -171,14 +169,14 @@ def _block_parts(encoder: Encoder, x: Tensor) -> list[Part]:
             num_segments * len(blocks) * attention_flops,
         ),
         Part(
-            "its QKV and output products",
+            "QKV and output projections",
             [
                 Call(linear, (_leaf(x),), _weights(linear))
                 for block in blocks
                 for linear in (block.attention.qkv, block.attention.out)
             ],
             num_segments * len(blocks) * 2.0 * num_tokens * 4 * o.width**2,
-            within="attention",
+            part_of="attention",
         ),
         Part(
             "MLP",
@@ -199,18 +197,18 @@ def _mlp(block: Block) -> Callable[[Tensor], Tensor]:
 def _norm_calls(model: PretrainingModel, x: Tensor) -> list[Call]:
     encoder = model.encoder
 
-    def entrance(values: Tensor) -> Tensor:
+    def context_entry(values: Tensor) -> Tensor:
         y: Tensor = encoder.context_dropout(encoder.context_norm(values))
         return y
 
-    def half(norm: nn.Module, dropout: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
-        return lambda values, added: norm(values + dropout(added))
+    def residual(norm: nn.Module, dropout: nn.Module) -> Callable[[Tensor, Tensor], Tensor]:
+        return lambda values, branch: norm(values + dropout(branch))
 
-    calls = [Call(entrance, (_leaf(x),), _weights(encoder.context_norm))]
+    calls = [Call(context_entry, (_leaf(x),), _weights(encoder.context_norm))]
     for block in encoder.blocks:
         assert isinstance(block, Block)
         calls += [
-            Call(half(norm, block.dropout), (_leaf(x), _leaf(x)), _weights(norm))
+            Call(residual(norm, block.dropout), (_leaf(x), _leaf(x)), _weights(norm))
             for norm in (block.attention_norm, block.mlp_norm)
         ]
     return calls
@@ -219,12 +217,12 @@ def _norm_calls(model: PretrainingModel, x: Tensor) -> list[Call]:
 def _objective_parts(
     model: PretrainingModel, segments: Tensor, patient: Tensor, draws: Any, features: Tensor, x: Tensor
 ) -> list[Part]:
-    """The quantizer, if the objective has one, and the rest of the objective on a given output of encoder and quantizer."""
+    """Returns the quantizer, if there is one, and the rest of the objective given the outputs of encoder and quantizer."""
     objective, num_segments = copy.deepcopy(model.objective), x.shape[0]
     flops = num_segments * objective.flops_per_segment(x.shape[1]) / (1 + BACKWARD_FLOPS)
     latents = F.layer_norm(features, features.shape[-1:])
     parts: list[Part] = []
-    given: Quantized | None = None
+    fixed: Quantized | None = None
     for owner, name, quantize in _quantizers(objective):
         num_groups, num_codes, width = quantize.codebook.codes.shape
         quantizer_flops = num_segments * quantizer.flops_per_segment(
@@ -235,20 +233,20 @@ def _objective_parts(
         parts.append(Part("quantizer", [Call(quantize, inputs, _weights(quantize))], quantizer_flops))
         with torch.no_grad():
             quantized = quantize(latents, draws.gumbel_noise, draws.gumbel_temperature)
-        given = Quantized(_leaf(quantized.vectors), quantized.codes, _leaf(quantized.logits))
-        setattr(owner, name, _Given(given))
+        fixed = Quantized(_leaf(quantized.vectors), quantized.codes, _leaf(quantized.logits))
+        setattr(owner, name, _FixedOutput(fixed))
 
-    def lose(context: Tensor, values: Tensor, _: Quantized | None) -> Tensor:
+    def compute_loss(context: Tensor, values: Tensor, _: Quantized | None) -> Tensor:
         output = EncoderOutput(context, values, latents)
         loss: Tensor = objective(lambda *_: output, segments, patient, draws)[0]
         return loss
 
-    call = Call(lose, (_leaf(x), _leaf(features), given), _weights(objective))
+    call = Call(compute_loss, (_leaf(x), _leaf(features), fixed), _weights(objective))
     return [*parts, Part("similarity and losses", [call], flops)]
 
 
 def _quantizers(objective: nn.Module) -> list[tuple[nn.Module, str, GumbelQuantizer]]:
-    """The quantizers in a module, with who owns them under which name."""
+    """Returns the quantizers of a module, each with its parent module and its name there."""
     return [
         (owner, name, child)
         for owner in objective.modules()
@@ -258,7 +256,7 @@ def _quantizers(objective: nn.Module) -> list[tuple[nn.Module, str, GumbelQuanti
 
 
 def _collective_parts(model: PretrainingModel, x: Tensor) -> list[Part]:
-    """The gather of the segments' vectors and the sum of the quantizer's statistics; scaling.py has those of the gradients."""
+    """Returns the objective's own collectives; scaling.py counts those of the gradients."""
     if world_size() == 1:
         return []
     calls = [Call(gather_ranks, (torch.randn(x.shape[0], x.shape[-1], device=x.device, requires_grad=True),))]
@@ -266,18 +264,18 @@ def _collective_parts(model: PretrainingModel, x: Tensor) -> list[Part]:
         # Mean softmax and usage of each code, and the number of masked tokens.
         num_sums = 2 * quantize.codebook.codes.shape[:2].numel() + 1
         calls.append(Call(sum_over_ranks, (torch.randn(num_sums, device=x.device, requires_grad=True),)))
-    return [Part("sums and gathers over ranks", calls)]
+    return [Part("collectives of the objective", calls)]
 
 
-class _Given(nn.Module):
-    """Stands for a quantizer whose output is given."""
+class _FixedOutput(nn.Module):
+    """Replaces a quantizer and returns a fixed output."""
 
     def __init__(self, output: Quantized) -> None:
         super().__init__()
         self.output = output
 
     def forward(self, *_: object) -> Quantized:
-        """Whatever comes in."""
+        """Ignores its inputs."""
         return self.output
 
 
@@ -290,7 +288,7 @@ def _leaf(x: Tensor) -> Tensor:
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    """All tensors in nested tuples and lists."""
+    """Returns all tensors in nested tuples and lists."""
     if isinstance(values, Tensor):
         return [values]
     if isinstance(values, tuple | list):
@@ -298,13 +296,13 @@ def _tensors(values: Any) -> list[Tensor]:
     return []
 
 
-def _wanted(call: Call) -> list[Tensor]:
-    """What gets a gradient."""
+def _differentiable(call: Call) -> list[Tensor]:
+    """Returns the inputs and weights that receive a gradient."""
     return [tensor for tensor in [*_tensors(call.inputs), *call.weights] if tensor.requires_grad]
 
 
 def _num_bytes(tensors: Sequence[Tensor]) -> int:
-    """Of storages, each once; views of one storage count as far as the largest of them."""
+    """Returns the bytes of the tensors' storages; of several views of one storage only the largest counts."""
     sizes: dict[int, int] = {}
     for tensor in tensors:
         key = tensor.untyped_storage().data_ptr()
@@ -313,73 +311,73 @@ def _num_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def count_bytes(call: Call) -> tuple[int, int]:
-    """The least traffic of one use, forward and backward; see the head of this file."""
-    kept: list[Tensor] = []
+    """Returns the least memory traffic of a call in bytes, forward and backward, as defined at the top of this file."""
+    saved: list[Tensor] = []
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor)
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor)
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
         outputs = _tensors(call.run(*call.inputs))
     ends = [tensor for tensor in outputs if tensor.requires_grad]
-    forward = _num_bytes([*_tensors(call.inputs), *call.weights, *outputs, *kept])
+    forward = _num_bytes([*_tensors(call.inputs), *call.weights, *outputs, *saved])
     if not ends:
         return forward, 0
-    # Read: the gradients of the outputs, and what was kept; written: as many gradients as inputs and weights want.
-    return forward, _num_bytes(ends) + _num_bytes(kept) + _num_bytes(_wanted(call))
+    # Read: gradients of the outputs and saved tensors; written: gradients of inputs and weights.
+    return forward, _num_bytes(ends) + _num_bytes(saved) + _num_bytes(_differentiable(call))
 
 
-def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bool) -> PartFigures:
-    """Times a part and counts its bytes; medians over ``repeats``, after one to warm up."""
-    figures = PartFigures(part.name, part.within)
+def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bool) -> PartCost:
+    """Times a part and counts its bytes; medians over ``repeats``, after one warm-up."""
+    cost = PartCost(part.name, part.part_of)
     counts = [count_bytes(call) for call in part.calls]
-    figures.forward.flops = part.flops
-    figures.forward.bytes, figures.backward.bytes = (float(sum(values)) for values in zip(*counts, strict=True))
-    # For its own shapes only, as in a run; what was compiled for those of another part is forgotten.
+    cost.forward.flops = part.flops
+    cost.forward.bytes, cost.backward.bytes = (float(sum(values)) for values in zip(*counts, strict=True))
+    # Each part is compiled for its own shapes only, as in a run.
     torch.compiler.reset()
     runs = [torch.compile(call.run, dynamic=False) if compiled else call.run for call in part.calls]
-    lead, seconds = HostLead(device), []
+    head_start, seconds = HeadStart(device), []
     for _ in range(1 + repeats):
-        lead.take()
-        marks = Marks(device)
-        marks.mark()
+        head_start.launch()
+        timer = DeviceTimer(device)
+        timer.mark()
         outputs = [
             [tensor for tensor in _tensors(run(*call.inputs)) if tensor.requires_grad]
             for run, call in zip(runs, part.calls, strict=True)
         ]
-        marks.mark()
+        timer.mark()
         gradients = [[torch.ones_like(tensor) for tensor in ends] for ends in outputs]
-        marks.mark()
+        timer.mark()
         for call, ends, grads in zip(reversed(part.calls), reversed(outputs), reversed(gradients), strict=True):
             if ends:
-                torch.autograd.grad(ends, _wanted(call), grads, allow_unused=True)
-        marks.mark()
-        seconds.append(marks.seconds())
+                torch.autograd.grad(ends, _differentiable(call), grads, allow_unused=True)
+        timer.mark()
+        seconds.append(timer.seconds())
         has_backward = any(outputs)
         del outputs, gradients
-    figures.forward.seconds = median(forward for forward, _, _ in seconds[1:])
+    cost.forward.seconds = median(forward for forward, _, _ in seconds[1:])
     if has_backward:
-        figures.backward.flops = BACKWARD_FLOPS * part.flops
-        figures.backward.seconds = median(backward for _, _, backward in seconds[1:])
-    return figures
+        cost.backward.flops = BACKWARD_FLOPS * part.flops
+        cost.backward.seconds = median(backward for _, _, backward in seconds[1:])
+    return cost
 
 
-def _measure_optimizer(model: PretrainingModel, config: PretrainConfig, device: torch.device, repeats: int) -> PartFigures:
-    """AdamW's own step; its row has a forward pass only."""
+def _measure_optimizer(model: PretrainingModel, config: PretrainConfig, device: torch.device, repeats: int) -> PartCost:
+    """Measures AdamW's step; it counts as a forward pass."""
     optimizer, _ = make_optimizer(model, config.optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
-    lead, seconds = HostLead(device), []
+    head_start, seconds = HeadStart(device), []
     for _ in range(repeats):
-        lead.take()
-        marks = Marks(device)
-        marks.mark()
+        head_start.launch()
+        timer = DeviceTimer(device)
+        timer.mark()
         optimizer.step()
-        marks.mark()
-        seconds += marks.seconds()
-    # Parameter and two moments are read and written, the gradient is read.
+        timer.mark()
+        seconds += timer.seconds()
+    # Parameters and two moments are read and written, gradients are read.
     num_bytes = 7 * _num_bytes(list(model.parameters()))
     model.zero_grad()
-    return PartFigures("optimizer", None, Figures(bytes=float(num_bytes), seconds=median(seconds)))
+    return PartCost("optimizer", None, PassCost(bytes=float(num_bytes), seconds=median(seconds)))

@@ -1,4 +1,4 @@
-"""What all benchmarks share: the machine and the versions, the spread of repeats, tables and JSON files."""
+"""Shared by all benchmarks: hardware and versions, spread of repeats, tables and JSON files."""
 
 import importlib.metadata
 import json
@@ -16,14 +16,14 @@ import torch
 
 from data_tools.files import write_text
 
-# The distributions whose versions matter to a figure; those not installed are left out.
+# Packages whose versions affect the results; those that are not installed are omitted.
 _DISTRIBUTIONS = (
     "ecg-engine", "torch", "deepspeed", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "webdataset", "numpy", "pyarrow", "zarr",
 )  # fmt: skip
 
 
 def environment() -> dict[str, Any]:
-    """The hardware, the versions and the commit, without anything that names the machine or its user."""
+    """Returns hardware, versions and commit, without anything that identifies the machine or its user."""
     return {
         "cpu": _cpu_model(),
         "cores": _num_cores(),
@@ -34,28 +34,28 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
         "commit": _commit(),
-        # What else the machine was doing: processes running or waiting, mean of the last minute.
+        # Load average of the last minute: what else the machine was doing.
         "load_at_start": round(os.getloadavg()[0], 2),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median and range of the repeats of one measurement."""
+    """Returns median and range of the repeats of one measurement."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values), "n": len(values)}
 
 
 def write_json(
-    path: Path, name: str, config: Mapping[str, Any], environment: Mapping[str, Any], figures: Mapping[str, Any]
+    path: Path, name: str, config: Mapping[str, Any], environment: Mapping[str, Any], metrics: Mapping[str, Any]
 ) -> None:
-    """Writes a result: the benchmark's name, its options, where it ran, and its figures."""
-    content = {"benchmark": name, "config": config, "environment": environment, "figures": figures}
+    """Writes a result: the benchmark's name, its options, its environment and its metrics."""
+    content = {"benchmark": name, "config": config, "environment": environment, "metrics": metrics}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
 
 
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Returns a free TCP port of this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -70,7 +70,7 @@ def print_environment(environment: Mapping[str, Any]) -> None:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Prints a table: text to the left, numbers to the right, thousands apart."""
+    """Prints a table: text left-aligned, numbers right-aligned with thousands separators."""
     cells = [list(headers), *([format_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headers))]
     is_number = [all(isinstance(row[column], int | float) for row in rows) for column in range(len(headers))]
@@ -84,7 +84,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
 
 
 def format_cell(value: object) -> str:
-    """A value as tables show it: three digits, thousands apart."""
+    """Formats a value for a table: three significant digits, thousands separators."""
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
@@ -100,7 +100,7 @@ def _cpu_model() -> str:
 
 
 def _num_cores() -> int:
-    """The cores that this process may use."""
+    """Returns the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -115,12 +115,12 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout, with a + if files differ from it; None outside a repository."""
+    """Returns the commit of the checkout, with a + if files have been changed; ``None`` outside a repository."""
     folder = Path(__file__).parent
     try:
         commit, changes = (
-            subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
-            for words in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+            subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+            for arguments in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
         )
     except (OSError, subprocess.CalledProcessError):
         return None

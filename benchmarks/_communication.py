@@ -1,8 +1,8 @@
-"""What the ranks send each other in a step: counted where it is sent, and computed from the model's size.
+"""The traffic between ranks in a step: counted in the collectives, and computed from the model's size.
 
-Traffic is what one rank sends if collectives go around a ring of W ranks, as NCCL's do for large tensors: of n bytes, an
-all-reduce sends 2 (W - 1) / W n, a reduce-scatter and an all-gather (W - 1) / W n (n is the whole, not the share of a rank), a
-broadcast and a reduce n.
+Traffic is what one rank sends if collectives use a ring of W ranks, as NCCL's do for large tensors: an all-reduce of n bytes
+sends 2 (W - 1) / W n, a reduce-scatter or all-gather (W - 1) / W n (n is the full size, not one rank's part), a broadcast or
+reduce n.
 """
 
 from collections.abc import Callable, Iterator
@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-# Name in torch.distributed -> (what it is, which of its arguments holds the whole).
+# Name in torch.distributed -> (kind, argument that holds the full tensor).
 _COLLECTIVES: dict[str, tuple[str, str]] = {
     "all_reduce": ("all_reduce", "tensor"),
     "all_gather": ("all_gather", "tensor_list"),
@@ -26,19 +26,19 @@ _COLLECTIVES: dict[str, tuple[str, str]] = {
     "broadcast": ("broadcast", "tensor"),
     "reduce": ("reduce", "tensor"),
 }
-# Arguments in their order, as far as the whole.
+# Position of that argument.
 _POSITIONS = {"tensor": 0, "tensor_list": 0, "output_tensor": 0, "input_list": 1, "input": 1}
 
 
 def ring_bytes(kind: str, num_bytes: float, world_size: int) -> float:
-    """What one rank sends for one collective of ``num_bytes``."""
+    """Returns the bytes that one rank sends for one collective of ``num_bytes``."""
     share = (world_size - 1) / world_size
     return num_bytes * {"all_reduce": 2 * share, "reduce_scatter": share, "all_gather": share}.get(kind, float(world_size > 1))
 
 
 @dataclass
 class Traffic:
-    """What was sent, by kind of collective."""
+    """Number of collectives and their bytes, by kind."""
 
     calls: dict[str, int] = field(default_factory=dict)
     bytes: dict[str, int] = field(default_factory=dict)
@@ -49,21 +49,21 @@ class Traffic:
         self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
 
     def ring_bytes(self, world_size: int) -> float:
-        """What one rank sends for all of it."""
+        """Returns the bytes that one rank sends for all of them."""
         return sum(ring_bytes(kind, num_bytes, world_size) for kind, num_bytes in self.bytes.items())
 
     def clear(self) -> None:
-        """Starts again from nothing."""
+        """Resets all counts."""
         self.calls.clear()
         self.bytes.clear()
 
 
 @contextmanager
 def counting() -> Iterator[Traffic]:
-    """Counts every collective on tensors that goes through ``torch.distributed`` while it is open, DeepSpeed's too.
+    """Counts every collective on tensors that is called through ``torch.distributed`` in the context, including DeepSpeed's.
 
-    DeepSpeed takes hold of some functions when it starts, so this is opened before. Pickled objects go through collectives as
-    well: clear the traffic after :meth:`Ranks.gather` and the like.
+    Enter it before DeepSpeed is initialized, which keeps references to some functions. Objects are gathered by collectives
+    too: clear the traffic after :meth:`Ranks.gather` and similar calls.
     """
     traffic = Traffic()
     originals = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
@@ -81,9 +81,9 @@ def _counted(original: Callable[..., Any], kind: str, argument: str, traffic: Tr
     def collective(*args: Any, **kwargs: Any) -> Any:
         # DeepSpeed and torch name the input of a reduce-scatter differently.
         names = (argument, "input_tensor") if argument == "input" else (argument,)
-        whole = next((kwargs[name] for name in names if name in kwargs), None)
-        whole = args[_POSITIONS[argument]] if whole is None else whole
-        tensors = [whole] if isinstance(whole, Tensor) else whole
+        full = next((kwargs[name] for name in names if name in kwargs), None)
+        full = args[_POSITIONS[argument]] if full is None else full
+        tensors = [full] if isinstance(full, Tensor) else full
         traffic.add(kind, sum(tensor.numel() * tensor.element_size() for tensor in tensors))
         return original(*args, **kwargs)
 
@@ -91,23 +91,23 @@ def _counted(original: Callable[..., Any], kind: str, argument: str, traffic: Tr
 
 
 def required_bytes(stage: int, parameter_sizes: list[int], persistence_threshold: int, element_size: int = 4) -> dict[str, int]:
-    """What must be sent in a step for gradients and parameters, by kind of collective.
+    """Returns the bytes that a step must communicate for gradients and parameters, by kind of collective.
 
-    S. Rajbhandari et al., "ZeRO", https://arxiv.org/abs/1910.02054, section 7. Both are in fp32 whatever the precision of the
-    arithmetic: the weights are.
+    S. Rajbhandari et al., "ZeRO", https://arxiv.org/abs/1910.02054, section 7. Gradients and parameters are fp32 in any
+    precision of the arithmetic.
 
     Args:
-        stage: of ZeRO. 0 averages the gradients of all; 1 and 2 reduce each share of the gradients to its owner, and gather the
-            parameters that the owners have updated; 3 gathers the parameters for the forward and again for the backward pass,
-            and reduces the gradients to their owners.
-        parameter_sizes: numbers in each parameter.
-        persistence_threshold: parameters up to this size stay whole on every rank in stage 3, and are gathered once.
-        element_size: bytes of a number.
+        stage: ZeRO stage. Stage 0 averages all gradients; 1 and 2 reduce each part of the gradients to its owner and gather the
+            updated parameters; 3 gathers the parameters for the forward and again for the backward pass, and reduces the
+            gradients to their owners.
+        parameter_sizes: number of elements of each parameter.
+        persistence_threshold: parameters up to this size are not partitioned in stage 3, and are gathered once.
+        element_size: bytes per element.
     """
-    everything = element_size * sum(parameter_sizes)
+    all_parameters = element_size * sum(parameter_sizes)
     if stage == 0:
-        return {"all_reduce": everything}
+        return {"all_reduce": all_parameters}
     if stage < 3:
-        return {"reduce_scatter": everything, "all_gather": everything}
+        return {"reduce_scatter": all_parameters, "all_gather": all_parameters}
     large = element_size * sum(size for size in parameter_sizes if size > persistence_threshold)
-    return {"reduce_scatter": everything, "all_gather": everything + large}
+    return {"reduce_scatter": all_parameters, "all_gather": all_parameters + large}

@@ -1,4 +1,4 @@
-"""The engine's own training step on random segments, made ready to be timed."""
+"""The engine's training step on random segments, for timing."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from _timing import Marks
+from _timing import DeviceTimer
 
 from engine.config import PretrainConfig, load_config
 from engine.data import Batch, find_leads, random_batch
@@ -19,37 +19,37 @@ from engine.training.evaluation import run_batch
 from engine.training.throughput import peak_memory_bytes, reset_peak_memory
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
-NUM_UNTIMED = 2
+NUM_WARMUP_STEPS = 2
 
 
 def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str] = ()) -> PretrainConfig:
-    """The paper's preset at a batch of ``pairs`` over all ranks.
+    """Returns the paper's preset with a batch of ``pairs`` over all ranks.
 
     Raises:
-        UserError: a word that is none, or a micro-batch that would have to be looked for.
+        UserError: an override is wrong, or the micro-batch size is ``auto``.
     """
-    words = [f"train.batch_size={pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
-    config = load_config(PretrainConfig, [PRESET], [*words, *overrides])
+    settings = [f"train.batch_size={pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
+    config = load_config(PretrainConfig, [PRESET], [*settings, *overrides])
     if config.train.micro_batch_size == "auto":
-        raise UserError("train.micro_batch_size=auto: a step is measured at a given size; give the number of pairs")
+        raise UserError("train.micro_batch_size=auto: benchmarks need a fixed size; set a number of pairs")
     return config
 
 
 class PassSeconds(NamedTuple):
-    """A step's time; micro-batches added up."""
+    """Seconds of a step, summed over its micro-batches."""
 
     forward: float
     backward: float
     step: float
-    """The optimizer, and what else DeepSpeed does there."""
+    """The optimizer and DeepSpeed's other work in its ``step``."""
 
 
 class TrainingStep:
     """Forward, backward, all-reduce and AdamW through DeepSpeed.
 
     Args:
-        config: of the run; its batch is over all ranks.
-        ranks: all of them make this together.
+        config: the run's configuration; its batch size counts all ranks.
+        ranks: all ranks construct this together.
     """
 
     def __init__(self, config: PretrainConfig, ranks: Ranks) -> None:
@@ -64,38 +64,38 @@ class TrainingStep:
         self._batch = step_batch(config, ranks)
         self._step = 0
 
-    def run(self, marks: Marks | None = None) -> None:
-        """Trains one step; records the ends of its passes in ``marks``."""
+    def run(self, timer: DeviceTimer | None = None) -> None:
+        """Trains one step; marks the end of each pass in ``timer``."""
         for micro_batch in range(self._num_micro_batches):
             row0 = (micro_batch * self._ranks.world_size + self._ranks.rank) * self._micro_batch_size
             precision = self._config.train.precision
             output = run_batch(self._task, self._backend.model, self._batch, step=self._step, row0=row0, precision=precision)
-            _mark(marks)
+            _mark(timer)
             self._backend.backward(output.loss)
-            _mark(marks)
+            _mark(timer)
             self._backend.step()
-            _mark(marks)
+            _mark(timer)
         self._step += 1
 
     def time(self, repeats: int) -> list[PassSeconds]:
-        """Times steps, one after the other as in a run, after some to warm up; of the slowest rank."""
-        for _ in range(NUM_UNTIMED):
+        """Times consecutive steps after a warm-up; returns the times of the slowest rank."""
+        for _ in range(NUM_WARMUP_STEPS):
             self.run()
         self._ranks.barrier()
-        marks = Marks(self._ranks.device)
-        marks.mark()
+        timer = DeviceTimer(self._ranks.device)
+        timer.mark()
         for _ in range(repeats):
-            self.run(marks)
-        times = torch.tensor(marks.seconds(), dtype=torch.float64).view(repeats, self._num_micro_batches, 3).sum(1)
+            self.run(timer)
+        times = torch.tensor(timer.seconds(), dtype=torch.float64).view(repeats, self._num_micro_batches, 3).sum(1)
         slowest: list[list[float]] = max(self._ranks.gather(times.tolist()), key=lambda rows: sum(map(sum, rows)))
         return [PassSeconds(*row) for row in slowest]
 
     def peak_memory_gb(self) -> float:
-        """Of the rank that has used most."""
+        """Returns the largest peak memory of all ranks, in GB."""
         return float(max(self._ranks.gather(peak_memory_bytes(self._ranks.device)))) / 1e9
 
     def close(self) -> None:
-        """Frees model and optimizer, and what was compiled for this batch."""
+        """Frees model, optimizer and compiled code."""
         self._backend.destroy()
         del self._backend, self._task
         torch.compiler.reset()
@@ -112,6 +112,6 @@ def step_batch(config: PretrainConfig, ranks: Ranks) -> Batch:
     return replace(batch, segments=batch.segments.to(DTYPES[config.train.precision]), patient=patient)
 
 
-def _mark(marks: Marks | None) -> None:
-    if marks is not None:
-        marks.mark()
+def _mark(timer: DeviceTimer | None) -> None:
+    if timer is not None:
+        timer.mark()

@@ -1,12 +1,11 @@
-"""How many recordings a second become shards.
+"""Measures how many recordings per second are turned into shards.
 
     python benchmarks/build_shards.py [--input DIR] [--workers 1 2] [--repeats 3] [--json FILE]
 
-Without an input a cohort is simulated first. Each repeat builds the whole dataset anew, from the start of the command's work
-(finding the recordings, starting workers) to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` reads the
-same recordings on one core and does nothing else with them. All contenders take turns in every repeat, so that whatever else
-the machine does hits all alike; median and range of the repeats are given. Recordings per second of CPU time (of all
-processes, starting included) are what one core does; they hardly depend on what else the machine does.
+Without --input, a cohort is simulated first. Each repeat builds the whole dataset, from finding the recordings and starting
+workers to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one core. The
+candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range.
+Recordings per CPU second (of all processes, including their start) are the speed of one core, and hardly depend on other load.
 """
 
 import argparse
@@ -28,7 +27,7 @@ SOURCE = "physionet2021"
 
 
 def read_with_wfdb(paths: Sequence[Path]) -> float:
-    """Seconds in which wfdb reads recordings, header and digital samples."""
+    """Returns the seconds that wfdb takes to read headers and digital samples."""
     import wfdb
 
     start = time.perf_counter()
@@ -38,7 +37,7 @@ def read_with_wfdb(paths: Sequence[Path]) -> float:
 
 
 def build(inputs: Path, out: Path, num_workers: int) -> tuple[float, float, int]:
-    """Builds a dataset; seconds on the clock, seconds of CPU in all processes, and the number of crops."""
+    """Builds a dataset; returns wall-clock seconds, CPU seconds of all processes, and the number of crops."""
     start, cpu_start = time.perf_counter(), _cpu_seconds()
     summary = build_dataset(BuildOptions(SOURCE, (inputs,)), out, num_workers=num_workers)
     seconds, cpu_seconds = time.perf_counter() - start, _cpu_seconds() - cpu_start
@@ -47,19 +46,21 @@ def build(inputs: Path, out: Path, num_workers: int) -> tuple[float, float, int]
 
 
 def _cpu_seconds() -> float:
-    """CPU time of this process and of those it started that have ended, as workers have after a build."""
+    """Returns the CPU time of this process and of its finished child processes, such as the workers of a build."""
     return sum(os.times()[:4])
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--input", type=Path, metavar="DIR", help="recordings; by default a cohort is simulated")
-    parser.add_argument("--patients", type=int, default=1000, metavar="N", help="of that cohort (default: 1000)")
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, os.cpu_count() or 1], metavar="N")
-    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="default: 3")
-    parser.add_argument("--folder", type=Path, metavar="DIR", help="where to write (default: a temporary folder)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures here")
+    parser.add_argument("--input", type=Path, metavar="DIR", help="folder of recordings (default: simulate a cohort)")
+    parser.add_argument("--patients", type=int, default=1000, metavar="N", help="simulated patients (default: %(default)s)")
+    parser.add_argument(
+        "--workers", type=int, nargs="+", default=[1, os.cpu_count() or 1], metavar="N", help="numbers of workers to compare"
+    )
+    parser.add_argument("--repeats", type=int, default=3, metavar="N", help="repeats (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="folder to write to (default: a temporary folder)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     return parser.parse_args()
 
 
@@ -69,12 +70,12 @@ def _text(values: dict[str, float]) -> str:
 
 def main() -> None:
     """Measures, prints a table, writes JSON."""
-    # Every worker imports this file; torch and pandas, which these bring along, would count as work of the build.
+    # Imported here, because every worker imports this file, and importing torch would count as time of the build.
     from _common import environment, print_environment, print_table, spread, write_json
 
     arguments = parse_arguments()
-    where = environment()
-    print_environment(where)
+    machine = environment()
+    print_environment(machine)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=arguments.folder)))
         inputs = arguments.input
@@ -84,11 +85,12 @@ def main() -> None:
         paths = [file.path for file in make_source(SOURCE).find([inputs])]
         read_with_wfdb(paths)  # warms the page cache
         num_crops = 0
-        contenders = {"wfdb.rdrecord alone": 0} | {f"build, {n} workers": n for n in sorted(set(arguments.workers))}
-        clock: dict[str, list[float]] = {name: [] for name in contenders}
-        cpu: dict[str, list[float]] = {name: [] for name in contenders}
+        workers = {f"build, {n} worker{'s' if n > 1 else ''}": n for n in sorted(set(arguments.workers))}
+        candidates = {"wfdb.rdrecord only": 0} | workers
+        clock: dict[str, list[float]] = {name: [] for name in candidates}
+        cpu: dict[str, list[float]] = {name: [] for name in candidates}
         for _ in range(arguments.repeats):
-            for name, num_workers in contenders.items():
+            for name, num_workers in candidates.items():
                 if num_workers:
                     elapsed, cpu_elapsed, num_crops = build(inputs, folder / "out", num_workers)
                 else:
@@ -97,27 +99,27 @@ def main() -> None:
                 clock[name].append(elapsed)
                 cpu[name].append(cpu_elapsed)
 
-    figures = {
+    rates = {
         name: {
             "recordings_per_s": spread([len(paths) / value for value in clock[name]]),
             "recordings_per_cpu_s": spread([len(paths) / value for value in cpu[name]]),
         }
-        for name in contenders
+        for name in candidates
     }
-    print(f"{len(paths)} recordings, {num_crops} crops, {arguments.repeats} repeats; median (lowest to highest)\n")
-    rows = [[name, *(_text(values) for values in figure.values())] for name, figure in figures.items()]
-    print_table(["", "recordings/s", "recordings/CPU second"], rows)
+    print(f"{len(paths)} recordings, {num_crops} crops, {arguments.repeats} repeats; median (min to max)\n")
+    rows = [[name, *(_text(values) for values in spreads.values())] for name, spreads in rates.items()]
+    print_table(["", "recordings/s", "recordings per CPU second"], rows)
     if arguments.json:
         versions = {name: importlib.metadata.version(name) for name in ("dask", "distributed", "wfdb", "scipy")}
         config = {
-            "input": "simulated cohort" if arguments.input is None else "recordings given",
+            "input": "simulated cohort" if arguments.input is None else "own recordings",
             "num_recordings": len(paths),
             "num_crops": num_crops,
             "repeats": arguments.repeats,
             "workers": sorted(set(arguments.workers)),
             "versions": versions,
         }
-        write_json(arguments.json, "build_shards", config, where, figures)
+        write_json(arguments.json, "build_shards", config, machine, rates)
 
 
 if __name__ == "__main__":

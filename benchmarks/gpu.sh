@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
-# Everything that wants to be known of a GPU host, in one command, without a network and in at most nine minutes on one GPU.
+# Runs all GPU tests and benchmarks with one command: no network, at most nine minutes on one GPU.
 #
-#   benchmarks/gpu.sh OUT             tests, loaders, training step, variants, ZeRO, a real pre-training; figures into OUT
-#   benchmarks/gpu.sh --smoke OUT     the same paths with a tiny model for some seconds, on the CPU where there is no GPU
+#   benchmarks/gpu.sh OUT             tests, loaders, training step, variants, ZeRO and a real pre-training; results in OUT
+#   benchmarks/gpu.sh --smoke OUT     the same parts for a few seconds with a tiny model, also on a machine without a GPU
 #
-# Each part has its own time limit. One that fails, or that no time is left for, does not stop the others, is named in the table
-# at the end, and makes the exit status 1. OUT gets a small JSON file for each part with figures, and log.txt with all that was
-# said; files of those names from before are replaced.
+# Each part has a time limit. A part that fails or is skipped for lack of time does not stop the others; it is listed in the
+# table at the end, and the exit status is 1. OUT receives a JSON file for each benchmark, and log.txt with all output; earlier
+# files of the same names are replaced.
 #
-#   PYTHON=python3                    the interpreter, with PyTorch 2.11 or newer
-#   DATASET=DIR                       a dataset to load from; by default a cohort is simulated and sharded
-#   BUDGET_SECONDS=540                for everything
+#   PYTHON=python3                    Python interpreter, with PyTorch 2.11 or newer
+#   DATASET=DIR                       dataset to load from; by default a cohort is simulated and built
+#   BUDGET_SECONDS=540                time limit for everything
 set -uo pipefail
 
 smoke=false
@@ -30,7 +30,7 @@ rm -f "$out"/{variants,train-step,pretraining,loader,scaling}-*.json
 printf 'part\tstatus\tseconds\tlimit\n' >"$parts"
 seconds_left() { echo $((${BUDGET_SECONDS:-540} - SECONDS)); }
 
-# part NAME LIMIT COMMAND...: runs the command for at most LIMIT seconds, or as long as there is time.
+# part NAME LIMIT COMMAND...: runs the command for at most LIMIT seconds, or as long as the budget allows.
 part() {
   local name=$1 limit=$(($2 * slack)) status=0 began=$SECONDS left
   shift 2
@@ -48,7 +48,7 @@ part() {
 
 slack=1
 if $smoke; then
-  slack=4 # the machine may be small and busy, and nothing is measured
+  slack=4 # the machine may be small and busy, and results do not matter
   export OMP_NUM_THREADS=1
   tiny=(model.feature_channels=16 model.width=32 model.depth=2 model.num_heads=2 model.mlp_width=64 model.pos_kernel=16
     model.pos_groups=4 objective.w2v.num_codes=20 objective.w2v.code_width=32 objective.w2v.num_negatives=20
@@ -61,9 +61,9 @@ else
 fi
 device=cpu
 if $PYTHON -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then device=cuda; fi
-if [ $device = cpu ] && ! $smoke; then echo "no GPU is visible to PyTorch: --smoke runs all parts on the CPU" >&2; exit 2; fi
+if [ $device = cpu ] && ! $smoke; then echo "PyTorch sees no GPU: use --smoke to run all parts on the CPU" >&2; exit 2; fi
 
-# The package's version is asked for by checkpoints; a host that only has the source gets its metadata beside it.
+# Checkpoints record the package's version; if only the source is there, its metadata is generated.
 if ! $PYTHON -c 'import importlib.metadata as m; m.version("ecg-engine")' 2>/dev/null; then
   mkdir "$scratch/site"
   part metadata 60 "$PYTHON" -c \
@@ -75,10 +75,10 @@ dataset=${DATASET:-$scratch/dataset}
 ecg_data='import sys; from data_tools.cli import main; sys.exit(main())'
 if [ -z "${DATASET:-}" ]; then
   part cohort 60 "$PYTHON" -c "$ecg_data" synth "$scratch/cohort" --patients "$patients" --workers "$threads"
-  # One worker, which takes no Dask: the host may lack it.
+  # One worker, which does not need Dask: the host may lack it.
   part dataset 60 "$PYTHON" -c "$ecg_data" build physionet2021 "$scratch/cohort" "$dataset" --workers 1
 fi
-# Without pyproject.toml, which asks for a plugin and makes an error of every warning: this host has its own versions.
+# Without pyproject.toml, which requires a plugin and turns warnings into errors: this host has its own versions.
 part tests 150 env PYTHONPATH="$PWD/tests:$PYTHONPATH" "$PYTHON" -m pytest -q -ra -m gpu -c /dev/null --rootdir "$PWD" \
   --import-mode=importlib -p no:cacheprovider tests/gpu tests/contracts
 part variants 60 "$PYTHON" benchmarks/variants.py "${tiny[@]}" --pairs "$largest" --repeats "$repeats" \

@@ -1,4 +1,4 @@
-"""The table that gpu.sh ends with: which part did how, and the figures of those that came to their end.
+"""Prints the final tables of gpu.sh: the status of each part, and the main metrics of those that finished.
 
 python benchmarks/gpu_summary.py OUT PARTS_TSV
 """
@@ -12,57 +12,57 @@ from typing import Any
 from _common import print_table
 
 
-def main(words: list[str]) -> int:
-    """Prints the table; 1 if a part has failed or was skipped, or none was run."""
-    if len(words) != 2:
+def main(arguments: list[str]) -> int:
+    """Prints the tables; returns 1 if a part failed or was skipped, or if none was run."""
+    if len(arguments) != 2:
         sys.stderr.write("usage: gpu_summary.py OUT PARTS_TSV\n")
         return 2
-    folder, parts_file = map(Path, words)
+    folder, parts_file = map(Path, arguments)
     rows: list[list[object]] = []
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows += [[path.stem, what, value, unit] for what, value, unit in _figures(content)]
+        rows += [[path.stem, metric, value, unit] for metric, value, unit in _metrics(content)]
     with parts_file.open(encoding="utf-8") as file:
         parts = list(csv.DictReader(file, delimiter="\t"))
-    print("\nfigures")
-    print_table(["file", "what", "value", "unit"], rows)
+    print("\nmetrics")
+    print_table(["file", "metric", "value", "unit"], rows)
     print("\nparts")
-    print_table(["part", "result", "seconds", "limit"], [_part(part) for part in parts])
+    print_table(["part", "status", "seconds", "limit"], [_part(part) for part in parts])
     return int(not parts or any(part["status"] != "0" for part in parts))
 
 
 def _part(part: dict[str, str]) -> list[object]:
-    problems = {"0": "done", "124": "TIME LIMIT", "137": "KILLED", "skipped": "NO TIME LEFT"}
-    return [part["part"], problems.get(part["status"], f"FAILED ({part['status']})"), int(part["seconds"]), int(part["limit"])]
+    names = {"0": "done", "124": "TIMED OUT", "137": "KILLED", "skipped": "NO TIME LEFT"}
+    return [part["part"], names.get(part["status"], f"FAILED ({part['status']})"), int(part["seconds"]), int(part["limit"])]
 
 
-def _figures(content: dict[str, Any]) -> list[tuple[str, float, str]]:
-    """What of a result is worth a line."""
-    figures, kind = content["figures"], content["benchmark"]
+def _metrics(content: dict[str, Any]) -> list[tuple[str, float, str]]:
+    """Returns the main metrics of a result: name, value, unit."""
+    metrics, kind = content["metrics"], content["benchmark"]
     if kind == "train_step":
-        return [line for step in figures["steps"] for line in _step_figures(step)]
+        return [line for step in metrics["steps"] for line in _step_metrics(step)]
     if kind == "loader":
         return [
-            (f"{rate['loader']}, {rate['data']}", rate["crops_per_second"]["median"], "crops/s") for rate in figures["rates"]
+            (f"{rate['loader']}, {rate['data']}", rate["crops_per_second"]["median"], "crops/s") for rate in metrics["rates"]
         ]
     if kind == "variants":
         return [
             (f"{each['module']} {each['name']}", 1e3 * (each["forward_seconds"] + each["backward_seconds"]), "ms")
-            for each in figures["variants"]
-            if "problem" not in each
+            for each in metrics["variants"]
+            if "error" not in each
         ]
     if kind == "scaling":
         return [
-            (f"{world['ranks']} rank(s), ZeRO-{stage['zero_stage']}: {name}", value, unit)
-            for world in figures["worlds"]
-            for stage in world["stages"]
+            (f"{run['ranks']} rank(s), ZeRO-{stage['zero_stage']}: {name}", value, unit)
+            for run in metrics["runs"]
+            for stage in run["stages"]
             for name, value, unit in (
                 ("speed", stage["crops_per_second"]["median"], "crops/s"),
                 ("peak memory", stage["peak_memory_gb"], "GB"),
             )
         ]
     if kind == "pretraining":
-        run = figures["run"]
+        run = metrics["run"]
         return [
             ("speed", run["crops_per_second"]["median"], "crops/s"),
             ("MFU", 100 * run["mfu"], "%"),
@@ -74,7 +74,7 @@ def _figures(content: dict[str, Any]) -> list[tuple[str, float, str]]:
     return []
 
 
-def _step_figures(step: dict[str, Any]) -> list[tuple[str, float, str]]:
+def _step_metrics(step: dict[str, Any]) -> list[tuple[str, float, str]]:
     name = f"{step['pairs']} pairs, {step['precision']}, ZeRO-{step['zero_stage']}"
     lines = [
         (f"{name}: speed", step["crops_per_second"]["median"], "crops/s"),

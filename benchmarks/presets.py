@@ -1,12 +1,11 @@
-"""What every pre-training preset learns: its loss before and after some hundred steps on a simulated cohort.
+"""Checks that every pre-training preset learns: its losses before and after a short run on a simulated cohort.
 
     python benchmarks/presets.py [--steps 800] [--patients 200] [--json FILE] [PRESET ...]
 
-Each preset of configs/pretrain/ trains the quickstart's tiny model, on the same crops in the same order. The losses are those
-of held-out patients, without dropout and with the same random draws before and after. The table gives the contrastive parts and
-what they are at chance: the sum, which the JSON has too, falls by the penalty on the features alone, whether or not anything is
-learned. Different objectives ask different things, and their losses do not compare. Nothing is timed, so the machine need not
-be idle.
+Each preset of configs/pretrain/ trains the quickstart's tiny model on the same crops in the same order. The losses are those
+of held-out patients, without dropout and with the same random draws before and after. The table shows the contrastive losses
+and their values at chance; the total loss, which is in the JSON file, falls even if nothing is learned, because of the feature
+penalty. Losses of different objectives are not comparable. Nothing is timed, so the machine may be busy.
 """
 
 import argparse
@@ -36,53 +35,53 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 PRESETS = sorted(file.stem for file in (CONFIGS / "pretrain").glob("*.yaml") if file.stem != "base")
 SEED = 1
 VALID_FRACTION = 0.25
-# Where an objective keeps the options of its local part.
+# The configuration section with the options of the local objective.
 LOCAL_OPTIONS = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}
 
 
-class HeldOut:
-    """A writer that keeps the figures of the held-out patients."""
+class ValidationMetrics:
+    """A metric writer that keeps the validation metrics."""
 
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def write(self, kind: str, row: Row) -> None:
-        """Takes a row."""
+        """Keeps a row of validation metrics."""
         if kind == "valid":
             self.rows.append(dict(row))
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Does nothing: no file is open."""
 
 
-def tiny(preset: Path) -> list[str]:
-    """The quickstart's sizes and optimizer as overrides for a preset."""
+def tiny_model_overrides(preset: Path) -> list[str]:
+    """Returns the quickstart's model sizes and optimizer as overrides for a preset."""
     quickstart = yaml.safe_load((CONFIGS / "quickstart.yaml").read_text(encoding="utf-8"))
     sections = {name: quickstart[name] for name in ("model", "optimizer")}
-    place = LOCAL_OPTIONS.get(load_config(PretrainConfig, [preset]).objective.name)
-    if place is not None:
-        sections[place] = quickstart["objective"]["w2v"]
+    local = LOCAL_OPTIONS.get(load_config(PretrainConfig, [preset]).objective.name)
+    if local is not None:
+        sections[local] = quickstart["objective"]["w2v"]
     return [f"{section}.{key}={value}" for section, options in sections.items() for key, value in options.items()]
 
 
 def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
-    """Trains one preset; the held-out figures before the first step and after the last."""
+    """Trains one preset; returns its validation metrics before the first step and after the last."""
     preset = CONFIGS / "pretrain" / f"{name}.yaml"
-    words = [f"seed={SEED}", "train.precision=fp32", f"train.steps={arguments.steps}"]
-    words += [f"train.batch_size={arguments.pairs}", "train.micro_batch_size=null", "validation.every_steps=null"]
-    words += ["checkpoint.every_steps=null", "data.loader=torch", f"data.path={dataset}", f"output_dir={folder / name}"]
-    config = load_config(PretrainConfig, [preset], [*tiny(preset), *words])
+    settings = [f"seed={SEED}", "train.precision=fp32", f"train.steps={arguments.steps}"]
+    settings += [f"train.batch_size={arguments.pairs}", "train.micro_batch_size=null", "validation.every_steps=null"]
+    settings += ["checkpoint.every_steps=null", "data.loader=torch", f"data.path={dataset}", f"output_dir={folder / name}"]
+    config = load_config(PretrainConfig, [preset], [*tiny_model_overrides(preset), *settings])
     trainer = build_trainer(config, ranks, PretrainingTask)
-    held_out = HeldOut()
-    trainer.metric_writers.append(held_out)
+    validation = ValidationMetrics()
+    trainer.metric_writers.append(validation)
     try:
         trainer.validate()
         trainer.run()
     finally:
         trainer.close()
         trainer.backend.destroy()
-    before, after = held_out.rows
-    sys.stderr.write(f"{name}: {before['loss']:.3g} -> {after['loss']:.3g} in all\n")
+    before, after = validation.rows
+    sys.stderr.write(f"{name}: {before['loss']:.3g} -> {after['loss']:.3g} (total loss)\n")
     names = [name for name in before if name.startswith(("loss", "accuracy", "code_perplexity"))]
     return {
         "preset": name,
@@ -94,7 +93,7 @@ def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace,
 
 
 def chance(config: PretrainConfig) -> dict[str, float]:
-    """About what each contrastive part is where all choices look alike: the logarithm of their number."""
+    """Returns the approximate value of each contrastive loss at chance: the logarithm of the number of candidates."""
     objective = config.to_mapping()["objective"]
     num_segments = 2 * config.train.batch_size
     is_symmetric = objective.get("cmsc", objective).get("form") == "symmetric"
@@ -105,31 +104,31 @@ def chance(config: PretrainConfig) -> dict[str, float]:
     }
 
 
-def report(results: list[dict[str, Any]]) -> None:
-    """Prints a row for each contrastive part of each preset."""
+def print_report(results: list[dict[str, Any]]) -> None:
+    """Prints a row for each contrastive loss of each preset."""
     rows = []
     for result in results:
         before, after = result["before"], result["after"]
         for part in ("local", "global"):
             loss, accuracy = f"loss_{part}", f"accuracy_{part}"
             if loss in after:
-                shares = [100 * before[accuracy], 100 * after[accuracy]]
-                rows.append([result["preset"], part, before[loss], after[loss], result["chance"][loss], *shares])
-    print_table(["preset", "part", "loss before", "after", "at chance", "right choice % before", "after"], rows)
+                accuracies = [100 * before[accuracy], 100 * after[accuracy]]
+                rows.append([result["preset"], part, before[loss], after[loss], result["chance"][loss], *accuracies])
+    print_table(["preset", "loss", "before", "after", "at chance", "accuracy before %", "after %"], rows)
 
 
 def main() -> int:
-    """Trains every preset, prints a table, and writes JSON if asked to."""
+    """Trains every preset, prints a table, and writes JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("presets", nargs="*", default=PRESETS, metavar="PRESET", help=f"of {', '.join(PRESETS)} (default all)")
-    parser.add_argument("--steps", type=int, default=800, help="of training (default 800)")
-    parser.add_argument("--pairs", type=int, default=16, help="pairs of segments in a step (default 16)")
-    parser.add_argument("--patients", type=int, default=200, help="simulated (default 200)")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("presets", nargs="*", default=PRESETS, metavar="PRESET", help=f"default: all of {', '.join(PRESETS)}")
+    parser.add_argument("--steps", type=int, default=800, help="training steps (default: %(default)s)")
+    parser.add_argument("--pairs", type=int, default=16, help="pairs of segments per step (default: %(default)s)")
+    parser.add_argument("--patients", type=int, default=200, help="simulated patients (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     arguments = parser.parse_args()
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
-    where = environment()
+    machine = environment()
     try:
         ranks = init_distributed(select_device("cpu"))
         with tempfile.TemporaryDirectory() as name:
@@ -142,16 +141,16 @@ def main() -> int:
         sys.stderr.write(f"presets: {error}\n")
         return 2
     except TrainingStoppedError:
-        sys.stderr.write("presets: stopped by a signal; nothing was recorded\n")
+        sys.stderr.write("presets: stopped by a signal; no results were written\n")
         return 143
     finally:
         destroy_process_group()
-    print_environment(where)
+    print_environment(machine)
     print(f"{arguments.steps} steps of {arguments.pairs} pairs of segments, {arguments.patients} simulated patients")
-    report(results)
+    print_report(results)
     if arguments.json:
         config = {"steps": arguments.steps, "pairs": arguments.pairs, "patients": arguments.patients, "seed": SEED}
-        write_json(arguments.json, "presets", config | {"valid_fraction": VALID_FRACTION}, where, {"presets": results})
+        write_json(arguments.json, "presets", config | {"valid_fraction": VALID_FRACTION}, machine, {"presets": results})
     return 0
 
 

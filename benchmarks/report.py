@@ -1,10 +1,10 @@
-"""Writes the tables and plots of the figures in benchmarks/results, where people read them.
+"""Writes the recorded results in benchmarks/results into the pages as tables and plots.
 
-    python benchmarks/report.py            writes; run it after recording
-    python benchmarks/report.py --check    writes nothing; 1 if a page or a picture is not what the results say
+    python benchmarks/report.py            writes the pages; run it after recording
+    python benchmarks/report.py --check    writes nothing; exit status 1 if a page or plot is out of date
 
-Of README.md and benchmarks/README.md the text between the lines ``<!-- figures -->`` and ``<!-- end of figures -->`` is
-written, SCALING.md whole, and a picture for each result that has one.
+In README.md and benchmarks/README.md it replaces the text between the lines ``<!-- results -->`` and
+``<!-- end of results -->``; SCALING.md and the plots are written as a whole.
 """
 
 import argparse
@@ -14,31 +14,31 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from _plots import digest_of, plots
-from _prediction import scaling_page
+from _scaling_model import scaling_page
 from _tables import Result, describe_environment, headline, tables
 
 from data_tools.files import atomic_write, write_text
 
-BEGIN, END = "<!-- figures -->", "<!-- end of figures -->"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
 BENCHMARKS = Path(__file__).parent
 
 
 class ReportError(ValueError):
-    """A page or a result that the report cannot be made from."""
+    """A page or a result is not as the report needs it."""
 
 
 def main() -> int:
-    """Writes or checks."""
+    """Writes or checks the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare instead of writing")
-    parser.add_argument("--root", type=Path, default=BENCHMARKS.parent, metavar="DIR", help="the checkout (default: this one)")
+    parser.add_argument("--root", type=Path, default=BENCHMARKS.parent, metavar="DIR", help="root of the checkout")
     arguments = parser.parse_args()
     try:
         results = read_results(arguments.root / "benchmarks" / "results")
         if arguments.check:
             stale = find_stale(arguments.root, results)
             for path in stale:
-                print(f"{path}: not what benchmarks/results says: run `python benchmarks/report.py`")
+                print(f"{path}: out of date: run `python benchmarks/report.py`")
             return int(bool(stale))
         write(arguments.root, results)
     except ReportError as error:
@@ -48,23 +48,23 @@ def main() -> int:
 
 
 def read_results(folder: Path) -> dict[str, Result]:
-    """Every results file by its name without the ending, in the order of names."""
+    """Returns every results file by its name without extension, sorted by name."""
     results: dict[str, Result] = {}
     for path in sorted(folder.glob("*.json")):
         content = json.loads(path.read_text(encoding="utf-8"))
         if "date" not in content["environment"]:
-            raise ReportError(f"{path}: has no date: it was recorded by an older version; record it again")
+            raise ReportError(f"{path}: no date: recorded with an older version; record it again")
         results[path.stem] = content
     if not results:
-        raise ReportError(f"{folder}: holds no results")
+        raise ReportError(f"{folder}: contains no results")
     return results
 
 
 def pages(root: Path, results: Mapping[str, Result]) -> dict[Path, str]:
-    """Every page with its text as it should be.
+    """Returns the up-to-date text of every page.
 
     Raises:
-        ReportError: a page without the two lines, or a result without a table.
+        ReportError: a page lacks the two marker lines, or a result has no table.
     """
     readme, benchmarks = root / "README.md", root / "benchmarks" / "README.md"
     try:
@@ -80,7 +80,7 @@ def pages(root: Path, results: Mapping[str, Result]) -> dict[Path, str]:
 
 
 def write(root: Path, results: Mapping[str, Result]) -> None:
-    """Writes every page and every picture that is not up to date."""
+    """Writes every page and plot that is out of date, and removes plots without results."""
     texts = pages(root, results)
     folder = root / "benchmarks" / "plots"
     drawings = plots(results)
@@ -97,7 +97,7 @@ def write(root: Path, results: Mapping[str, Result]) -> None:
 
 
 def find_stale(root: Path, results: Mapping[str, Result]) -> list[Path]:
-    """Pages and pictures that differ from what the results say; pictures of results that are no more among them."""
+    """Returns pages and plots that are out of date, and plots whose results no longer exist."""
     stale = [
         path for path, text in pages(root, results).items() if not path.exists() or path.read_text(encoding="utf-8") != text
     ]
@@ -111,19 +111,19 @@ def find_stale(root: Path, results: Mapping[str, Result]) -> list[Path]:
 
 
 def _filled(path: Path, text: str) -> str:
-    """A page with ``text`` between its two lines."""
+    """Returns a page with ``text`` between its marker lines."""
     page = path.read_text(encoding="utf-8")
     before, begin, rest = page.partition(f"{BEGIN}\n")
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ReportError(f"{path}: has no lines '{BEGIN}' and '{END}' to write the figures between")
+        raise ReportError(f"{path}: the lines '{BEGIN}' and '{END}' are missing")
     return f"{before}{begin}{text}\n{end}{after}"
 
 
 def _headline_text(results: Mapping[str, Result]) -> str:
     table = headline(results)
-    where = dict.fromkeys(describe_environment(result, commit=False) for result in results.values())
-    return "\n".join([table.markdown(), "", "Medians. Recorded on:", "", *(f"- {line}" for line in where)])
+    machines = dict.fromkeys(describe_environment(result, commit=False) for result in results.values())
+    return "\n".join([table.markdown(), "", "Medians. Recorded on:", "", *(f"- {line}" for line in machines)])
 
 
 def _results_text(results: Mapping[str, Result]) -> str:

@@ -1,14 +1,14 @@
-"""How the step grows with the ranks, and what they send each other.
+"""Measures how the training step scales with the number of ranks, and the traffic between them.
 
     python benchmarks/scaling.py [key.path=value ...] [--ranks 1 2] [--zero 0 1 2 3] [--pairs 4] [--precision fp32]
         [--json FILE]
-    deepspeed --hostfile HOSTS benchmarks/scaling.py --zero 0 1 2 3 --json FILE      on several machines: all of their GPUs
+    deepspeed --hostfile HOSTS benchmarks/scaling.py --zero 0 1 2 3 --json FILE      all GPUs of several machines
 
-Weak scaling: each rank takes ``--pairs`` pairs through the model, however many ranks there are; NCCL on GPUs, gloo on the CPU,
-where every rank has the same number of threads (the cores over the largest number of ranks). The traffic of a step is counted
-at the collectives, whatever DeepSpeed and the objective send, and given as what one rank sends around a ring; next to it
-stands what ZeRO's paper says must be sent for parameters and gradients. The rate of one large all-reduce is measured in the
-same run. `report.py` makes a prediction for more GPUs from the figures.
+Weak scaling: each rank processes --pairs pairs, regardless of the number of ranks; NCCL on GPUs, gloo on CPUs, where every rank
+has the same number of threads (cores divided by the largest number of ranks). The traffic of a step is counted in the
+collectives of DeepSpeed and the objective, as the bytes that one rank sends around a ring; beside it stands the traffic that
+parameters and gradients require according to the ZeRO paper. The rate of a large all-reduce is measured in the same run.
+`report.py` predicts the speed of more GPUs from these results.
 """
 
 import argparse
@@ -34,20 +34,20 @@ from engine.options import UserError
 from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.throughput import measure_peak_flops
 
-# The all-reduce whose rate is measured: like the gradients of a fifth of the model.
-_ALL_REDUCE_NUMBERS = 2**24
+# Elements of the all-reduce whose rate is measured: about a fifth of the model's gradients.
+_ALL_REDUCE_ELEMENTS = 2**24
 
 
 def main() -> int:
-    """Measures, prints a table, and writes JSON if asked to."""
+    """Measures, prints a table, and writes JSON on request."""
     arguments = _parse_arguments()
     try:
         if "RANK" in os.environ:
-            results = [_measure_world(arguments)]
+            results = [_measure_ranks(arguments)]
             if os.environ["RANK"] != "0":
                 return 0
         else:
-            for num_ranks in arguments.ranks:  # a mistake is told before processes are started
+            for num_ranks in arguments.ranks:  # reports mistakes before processes are started
                 step_config(arguments.pairs * num_ranks, arguments.precision, 0, arguments.overrides)
             results = [_spawn(arguments, num_ranks) for num_ranks in arguments.ranks]
     except UserError as error:
@@ -61,15 +61,21 @@ def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     num_gpus = torch.cuda.device_count()
     powers = [2**power for power in range(num_gpus.bit_length())] if num_gpus else [1, 2]
-    parser.add_argument("--ranks", type=int, nargs="+", default=powers, help=f"here by default {powers}")
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        nargs="+",
+        default=powers,
+        help="numbers of ranks to compare",
+    )
     parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
-    parser.add_argument("--pairs", type=int, default=4, help="pairs of segments of each rank (default 4)")
-    parser.add_argument("--precision", choices=list(DTYPES), default="fp32")
-    parser.add_argument("--repeats", type=int, default=3, help="timed steps (default 3)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="over the paper's preset")
+    parser.add_argument("--pairs", type=int, default=4, help="pairs of segments per rank (default: %(default)s)")
+    parser.add_argument("--precision", choices=list(DTYPES), default="fp32", help="arithmetic (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="timed steps (default: %(default)s)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # set by the launcher
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")
     arguments = parser.parse_intermixed_args()
     if min(*arguments.ranks, arguments.pairs, arguments.repeats) < 1:
         parser.error("--ranks, --pairs and --repeats must be at least 1")
@@ -77,10 +83,10 @@ def _parse_arguments() -> argparse.Namespace:
 
 
 def _spawn(arguments: argparse.Namespace, num_ranks: int) -> dict[str, Any]:
-    """Measures one number of ranks in fresh processes of this machine."""
+    """Measures one number of ranks in new processes on this machine."""
     device = select_device(arguments.device)
     if device.type == "cuda" and num_ranks > torch.cuda.device_count():
-        raise UserError(f"--ranks {num_ranks}: there are {torch.cuda.device_count()} GPUs; give fewer, or --device cpu")
+        raise UserError(f"--ranks {num_ranks}: this machine has {torch.cuda.device_count()} GPUs: use fewer, or --device cpu")
     if device.type == "cpu":
         cores = len(os.sched_getaffinity(0))
         os.environ["OMP_NUM_THREADS"] = str(max(1, cores // max(arguments.ranks)))
@@ -94,14 +100,14 @@ def _spawn(arguments: argparse.Namespace, num_ranks: int) -> dict[str, Any]:
 def _run_rank(rank: int, num_ranks: int, port: int, arguments: argparse.Namespace, out: Path) -> None:
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_SIZE": str(num_ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    result = _measure_world(arguments)
+    result = _measure_ranks(arguments)
     if rank == 0:
         out.write_text(json.dumps(result))
     exit_process(0)
 
 
-def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures all stages on the ranks that this process is one of."""
+def _measure_ranks(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Measures all ZeRO stages with the ranks of this process group."""
     # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", category=FutureWarning)
     with counting() as traffic:
@@ -113,7 +119,7 @@ def _measure_world(arguments: argparse.Namespace) -> dict[str, Any]:
                 "ranks": ranks.world_size,
                 "device": ranks.device.type,
                 "threads": torch.get_num_threads(),
-                "product_tflops": peak / 1e12,
+                "matmul_tflops": peak / 1e12,
                 "all_reduce_gb_per_second": _all_reduce_rate(ranks) / 1e9 if ranks.world_size > 1 else None,
                 "stages": stages,
             }
@@ -148,18 +154,18 @@ def _measure_stage(arguments: argparse.Namespace, stage: int, ranks: Ranks, traf
 
 
 def _all_reduce_rate(ranks: Ranks) -> float:
-    """Bytes a second that one rank sends around the ring in a large all-reduce."""
-    numbers = torch.zeros(_ALL_REDUCE_NUMBERS, device=ranks.device)
+    """Returns the bytes/s that one rank sends around the ring in a large all-reduce."""
+    tensor = torch.zeros(_ALL_REDUCE_ELEMENTS, device=ranks.device)
     ranks.barrier()
-    seconds = median(measure(lambda: dist.all_reduce(numbers), ranks.device, repeats=5))
-    num_bytes = ring_bytes("all_reduce", numbers.numel() * numbers.element_size(), ranks.world_size)
+    seconds = median(measure(lambda: dist.all_reduce(tensor), ranks.device, repeats=5))
+    num_bytes = ring_bytes("all_reduce", tensor.numel() * tensor.element_size(), ranks.world_size)
     return num_bytes / float(max(ranks.gather(seconds)))
 
 
 def _report(results: list[dict[str, Any]], arguments: argparse.Namespace) -> None:
-    where = environment()
-    print_environment(where)
-    headers = ["ranks", "ZeRO", "crops/s", "min", "max", "x one rank", "MB a rank sends", "MB required", "peak GB"]
+    machine = environment()
+    print_environment(machine)
+    headers = ["ranks", "ZeRO", "crops/s", "min", "max", "x one rank", "MB sent per rank", "MB required", "peak GB"]
     single = {stage["zero_stage"]: stage["crops_per_second"]["median"] for stage in results[0]["stages"]}
     rows: list[list[object]] = []
     for result in results:
@@ -170,15 +176,15 @@ def _report(results: list[dict[str, Any]], arguments: argparse.Namespace) -> Non
             row += [stage[name] / 1e6 for name in ("ring_bytes_per_rank", "required_ring_bytes_per_rank")]
             rows.append([*row, stage["peak_memory_gb"]])
     first = results[0]
-    print(f"{arguments.pairs} pairs a rank, {arguments.precision}, {first['device']}, {first['threads']} thread(s) a rank")
+    print(f"{arguments.pairs} pairs per rank, {arguments.precision}, {first['device']}, {first['threads']} thread(s) per rank")
     print_table(headers, rows)
     for result in results:
         if result["all_reduce_gb_per_second"] is not None:
-            print(f"{result['ranks']} ranks: one large all-reduce sends {result['all_reduce_gb_per_second']:.3g} GB/s a rank")
+            print(f"{result['ranks']} ranks: a large all-reduce sends {result['all_reduce_gb_per_second']:.3g} GB/s per rank")
     if arguments.json:
         names = ("zero", "pairs", "precision", "repeats", "overrides")
         config = {name: getattr(arguments, name) for name in names}
-        write_json(arguments.json, "scaling", config, where, {"worlds": results})
+        write_json(arguments.json, "scaling", config, machine, {"runs": results})
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
-"""How fast the training step is, how fast it could be on this device, and where the time goes.
+"""Measures the speed of the training step, its limit on this device, and where the time goes.
 
     python benchmarks/train_step.py [key.path=value ...] [--pairs 8 ...] [--precision fp32 bf16] [--zero 0 ...] [--breakdown]
         [--dataset DIR] [--json FILE]
     deepspeed --num_gpus 2 benchmarks/train_step.py --zero 0 1 2 3 --precision fp32
 
-The step is the engine's own: forward, backward, all-reduce and AdamW through DeepSpeed, on random segments that lie on the
-device, so that nothing is said about loading. Its model FLOPs (matrix products and convolutions, forward once, backward twice)
-over its time are given as a share of the rate of one large matrix product, measured in turns with it: the MFU.
-They are given as a share of the same product by ``functional.linear`` too, which in fp32 on a CPU is not the model's.
+The step is the engine's own (forward, backward, all-reduce and AdamW through DeepSpeed), on random segments that are already on
+the device, so loading is not included. MFU is the rate of model FLOPs (matrix products and convolutions, forward once, backward
+twice) relative to that of one large matrix product, measured alternately with the step. The product uses the model's own
+formulation; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
-With ``--breakdown`` the parts of the step are measured one by one, each next to its limit: the larger of its FLOPs over the
-product's rate and of its bytes over a large copy's rate. ``--dataset`` adds the loader, which works beside the step.
+With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
+of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
 from _steps import PassSeconds, TrainingStep, step_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
-from _timing import Marks, Roofline, mean_roofline, measure_roofline
+from _timing import DeviceTimer, Roofline, mean_roofline, measure_roofline
 from torch.nn import functional
 
 from data_tools.shards.dataset import Dataset
@@ -38,14 +38,12 @@ from engine.options import UserError
 from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed
 from engine.training.throughput import measure_peak_flops
 
-# The rates of a machine drift within minutes: after so many timed steps they are measured again.
-_STEPS_BETWEEN_PRODUCTS = 3
-# Of the official implementation, recorded earlier: fp32, 8 pairs, two cores of the same kind as in results/, some 15 % slower.
-OFFICIAL_CPU_CROPS_PER_SECOND = 0.73
+# The peak rates of a machine drift within minutes, so they are measured again after this many timed steps.
+_STEPS_BETWEEN_PEAK_RATES = 3
 
 
 def main() -> int:
-    """Measures, prints tables, and writes JSON if asked to."""
+    """Measures, prints tables, and writes JSON on request."""
     arguments = _parse_arguments()
     try:
         ranks = init_distributed(select_device(arguments.device))
@@ -62,62 +60,63 @@ def main() -> int:
     finally:
         destroy_process_group()
     if ranks.is_main:
-        _report(results, ranks, arguments)
+        _report(results, ranks)
     return 0
 
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
-        "--pairs", type=int, nargs="+", default=[8], help="pairs of segments in a step, over all ranks (default 8)"
+        "--pairs", type=int, nargs="+", default=[8], help="pairs of segments per step, over all ranks (default: 8)"
     )
-    parser.add_argument("--precision", nargs="+", choices=list(DTYPES), default=list(DTYPES))
-    parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0], help="ZeRO stages")
-    parser.add_argument("--repeats", type=int, default=5, help="timed steps (default 5)")
-    parser.add_argument("--breakdown", action="store_true", help="measure the parts of the step too")
-    parser.add_argument("--dataset", type=Path, metavar="DIR", help="for the loader's row in the breakdown")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # the launcher's
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="over the paper's preset")
+    parser.add_argument("--precision", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="arithmetic (default: all)")
+    parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0], help="ZeRO stages (default: 0)")
+    parser.add_argument("--repeats", type=int, default=5, help="timed steps (default: %(default)s)")
+    parser.add_argument("--breakdown", action="store_true", help="also measure the parts of the step")
+    parser.add_argument("--dataset", type=Path, metavar="DIR", help="dataset for measuring the loader, with --breakdown")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # set by the launcher
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")
     arguments = parser.parse_intermixed_args()
     if min(*arguments.pairs, arguments.repeats) < 1:
         parser.error("--pairs and --repeats must be at least 1")
     if arguments.dataset is not None and not arguments.breakdown:
-        parser.error("--dataset is for --breakdown, where the loader has its row")
+        parser.error("--dataset needs --breakdown")
     return arguments
 
 
 def _measure_all(configs: Sequence[PretrainConfig], ranks: Ranks, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Times whole steps of each configuration, then the parts of each if asked to.
+    """Times the step of each configuration, then the parts of each if requested.
 
-    The JSON file is written anew after each, so that a time limit takes only what was still to come.
+    The JSON file is rewritten after each measurement, so that a time limit loses only the remaining ones.
     """
     for config in configs if arguments.breakdown else []:
         if config.train.micro_batches(ranks.world_size)[1] > 1:
             raise UserError(
-                f"--breakdown is of one micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too small"
+                f"--breakdown measures a single micro-batch: train.micro_batch_size={config.train.micro_batch_size} is too "
+                f"small; omit it"
             )
-    where = environment()
+    machine = environment()
     results: list[dict[str, Any]] = []
     for config in configs:
         results.append(_measure(config, ranks, arguments.repeats))
-        _write(results, where, ranks, arguments)
+        _write(results, machine, ranks, arguments)
     for config, result in zip(configs, results, strict=True) if arguments.breakdown else []:
         _break_down(result, config, ranks, arguments)
-        _write(results, where, ranks, arguments)
+        _write(results, machine, ranks, arguments)
     return results
 
 
 def _measure(config: PretrainConfig, ranks: Ranks, repeats: int) -> dict[str, Any]:
-    """Times whole steps of one configuration."""
+    """Times steps of one configuration."""
     step = TrainingStep(config, ranks)
-    rooflines, plain = [_roofline(config, ranks)], [_plain_product(config, ranks)]
+    rooflines, linear_flops = [_roofline(config, ranks)], [_linear_flops(config, ranks)]
     passes: list[PassSeconds] = []
     while len(passes) < repeats:
-        passes += step.time(min(_STEPS_BETWEEN_PRODUCTS, repeats - len(passes)))
+        passes += step.time(min(_STEPS_BETWEEN_PEAK_RATES, repeats - len(passes)))
         rooflines.append(_roofline(config, ranks))
-        plain.append(_plain_product(config, ranks))
+        linear_flops.append(_linear_flops(config, ranks))
     memory_gb = step.peak_memory_gb()
     step.close()
     roofline = mean_roofline(rooflines)
@@ -130,17 +129,17 @@ def _measure(config: PretrainConfig, ranks: Ranks, repeats: int) -> dict[str, An
         "step_seconds": spread(seconds),
         "pass_seconds": {name: median(getattr(each, name) for each in passes) for name in PassSeconds._fields},
         "tflop_per_step": step.flops / 1e12,
-        "product_tflops": spread([one.flops_per_second / 1e12 for one in rooflines]),
+        "matmul_tflops": spread([one.flops_per_second / 1e12 for one in rooflines]),
         "copy_gb_per_second": spread([one.bytes_per_second / 1e9 for one in rooflines]),
         "mfu": step.flops / spread(seconds)["median"] / roofline.flops_per_second,
-        "share_of_plain_product": step.flops / spread(seconds)["median"] / mean(plain),
+        "mfu_vs_f_linear": step.flops / spread(seconds)["median"] / mean(linear_flops),
         "peak_memory_gb": memory_gb,
     }
 
 
 def _break_down(result: dict[str, Any], config: PretrainConfig, ranks: Ranks, arguments: argparse.Namespace) -> None:
-    """Adds the parts of a measured step, and the loader if there is a dataset."""
-    rates = Roofline(1e12 * result["product_tflops"]["median"], 1e9 * result["copy_gb_per_second"]["median"])
+    """Adds the parts of a measured step to its result, and the loader's speed if there is a dataset."""
+    rates = Roofline(1e12 * result["matmul_tflops"]["median"], 1e9 * result["copy_gb_per_second"]["median"])
     one_rank = Roofline(*(value / ranks.world_size for value in rates))
     parts = measure_parts(config, step_batch(config, ranks), one_rank, arguments.repeats)
     result["parts"] = [asdict(part) for part in parts]
@@ -150,21 +149,21 @@ def _break_down(result: dict[str, Any], config: PretrainConfig, ranks: Ranks, ar
 
 
 def _roofline(config: PretrainConfig, ranks: Ranks) -> Roofline:
-    """The rates of all ranks at once, added up."""
+    """Returns the sum of all ranks' peak rates, measured at the same time."""
     ranks.barrier()
     everyone = ranks.gather(measure_roofline(ranks.device, DTYPES[config.train.precision]))
     return Roofline(*(sum(values) for values in zip(*everyone, strict=True)))
 
 
-def _plain_product(config: PretrainConfig, ranks: Ranks) -> float:
-    """FLOP/s of all ranks at once in the yardstick's product as PyTorch users write it."""
+def _linear_flops(config: PretrainConfig, ranks: Ranks) -> float:
+    """Returns the sum of all ranks' FLOP/s in the same matrix product by ``functional.linear``."""
     ranks.barrier()
     rate = measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)
     return float(sum(ranks.gather(rate)))
 
 
 def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
-    """Crops a second of this rank's own loader, by itself, with the preset's augmentations."""
+    """Returns the crops/s of this rank's loader on its own, with the preset's augmentations."""
     num_pairs, _ = config.train.micro_batches(ranks.world_size)
     store = CropStore(Dataset.open(path), config.data.train_split)
     order = SampleOrder(store.num_crops, config.seed)
@@ -181,22 +180,19 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
     ) as loader:
         for _ in range(-(-store.num_crops // num_pairs)):
             next(loader)
-        marks, begin, num_batches = Marks(ranks.device), time.perf_counter(), 0
-        marks.mark()
-        while time.perf_counter() - begin < 1.0:
+        timer, start, num_batches = DeviceTimer(ranks.device), time.perf_counter(), 0
+        timer.mark()
+        while time.perf_counter() - start < 1.0:
             next(loader)
             num_batches += 1
-        marks.mark()
-        return num_batches * num_pairs / marks.seconds()[0]
+        timer.mark()
+        return num_batches * num_pairs / timer.seconds()[0]
 
 
-def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Namespace) -> None:
+def _report(results: list[dict[str, Any]], ranks: Ranks) -> None:
     print_environment(environment())
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "% of F.linear", "product TFLOP/s"]
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % vs F.linear", "matmul TFLOP/s"]
     headers.append("peak GB so far")
-    is_recorded_case = _is_recorded_case(ranks, arguments)
-    if is_recorded_case:
-        headers.append("x official")
     rows = []
     for result in results:
         rate = result["crops_per_second"]
@@ -204,24 +200,19 @@ def _report(results: list[dict[str, Any]], ranks: Ranks, arguments: argparse.Nam
         row += [
             result["step_seconds"]["median"],
             100 * result["mfu"],
-            100 * result["share_of_plain_product"],
-            result["product_tflops"]["median"],
+            100 * result["mfu_vs_f_linear"],
+            result["matmul_tflops"]["median"],
             result["peak_memory_gb"],
         ]
-        rows.append(row + ([rate["median"] / OFFICIAL_CPU_CROPS_PER_SECOND] if is_recorded_case else []))
-    print(f"pairs of segments a step over {ranks.world_size} rank(s) on {ranks.device.type}")
+        rows.append(row)
+    print(f"{ranks.world_size} rank(s) on {ranks.device.type}; pairs are counted over all ranks")
     print_table(headers, rows)
     for result in results:
         if "parts" in result:
             _print_breakdown(result)
 
 
-def _is_recorded_case(ranks: Ranks, arguments: argparse.Namespace) -> bool:
-    """Whether the official implementation was measured at the same."""
-    return ranks.device.type == "cpu" and arguments.pairs == [8] and not arguments.overrides
-
-
-def _write(results: list[dict[str, Any]], where: dict[str, Any], ranks: Ranks, arguments: argparse.Namespace) -> None:
+def _write(results: list[dict[str, Any]], machine: dict[str, Any], ranks: Ranks, arguments: argparse.Namespace) -> None:
     if not arguments.json or not ranks.is_main:
         return
     config = {
@@ -230,25 +221,24 @@ def _write(results: list[dict[str, Any]], where: dict[str, Any], ranks: Ranks, a
         "device": ranks.device.type,
         "repeats": arguments.repeats,
         "overrides": arguments.overrides,
-        "official_crops_per_second": OFFICIAL_CPU_CROPS_PER_SECOND if _is_recorded_case(ranks, arguments) else None,
     }
-    write_json(arguments.json, "train_step", config, where, {"steps": results})
+    write_json(arguments.json, "train_step", config, machine, {"steps": results})
 
 
 def _print_breakdown(result: dict[str, Any]) -> None:
-    product, copy = result["product_tflops"]["median"], result["copy_gb_per_second"]["median"]
+    product, copy = result["matmul_tflops"]["median"], result["copy_gb_per_second"]["median"]
     print(
-        f"\n{result['pairs']} pairs, {result['precision']}: parts next to their limits "
-        f"(product {product:.3g} TFLOP/s, copy {copy:.3g} GB/s read and written, all ranks)"
+        f"\n{result['pairs']} pairs, {result['precision']}: parts and their limits "
+        f"(matrix product {product:.3g} TFLOP/s, copy {copy:.3g} GB/s read and written, all ranks)"
     )
     print_table(BREAKDOWN_HEADERS, breakdown_rows(result))
     passes = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in result["pass_seconds"].items())
     print(f"whole step: {passes}; MFU {result['mfu']:.1%}")
     if "loader_crops_per_second" in result:
         share = result["crops_per_second"]["median"] / result["loader_crops_per_second"]
-        print(f"loader, beside the step: {result['loader_crops_per_second']:,.0f} crops/s; the step takes {share:.2%} of that")
+        print(f"loader, in parallel to the step: {result['loader_crops_per_second']:,.0f} crops/s; the step uses {share:.2%}")
     elif result["parts"]:
-        print("loader: not measured (give --dataset DIR)")
+        print("loader: not measured (set --dataset DIR)")
 
 
 if __name__ == "__main__":

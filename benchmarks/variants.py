@@ -1,10 +1,10 @@
-"""Which formulation of attention and of the positional convolution is fastest here.
+"""Finds the fastest formulation of attention and of the positional convolution on this device.
 
     python benchmarks/variants.py [--pairs 64] [--precision bf16] [--compile] [--json FILE] [key.path=value ...]
 
-Every formulation that the model knows by name is measured at the step's shapes, forward and backward, next to the limit of its
-FLOPs and bytes; attention as many times as the model has blocks. One that has no kernel here, or needs more memory than there
-is, says so. The names are values of ``compute.attention`` and ``compute.positional``.
+Measures every formulation that the model knows, forward and backward, at the shapes of a training step, and compares it with
+the limit given by its FLOPs and bytes; attention runs once per transformer block. A formulation that has no kernel for this
+device or runs out of memory is listed with its error. The names are values of ``compute.attention`` and ``compute.positional``.
 """
 
 import argparse
@@ -34,7 +34,7 @@ _MODULES = {"attention": get_args(AttentionBackend), "positional": tuple(FORMULA
 
 
 def main() -> int:
-    """Measures, prints a table, and writes JSON if asked to."""
+    """Measures, prints a table, and writes JSON on request."""
     arguments = _parse_arguments()
     try:
         device = select_device(arguments.device)
@@ -52,13 +52,13 @@ def main() -> int:
 
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=64, help="pairs of segments (default 64)")
-    parser.add_argument("--precision", choices=list(DTYPES), default="bf16")
-    parser.add_argument("--compile", action="store_true", help="by torch's compiler")
-    parser.add_argument("--repeats", type=int, default=5, help="of every measurement (default 5)")
-    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")
-    parser.add_argument("--json", type=Path, metavar="FILE")
-    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="over the paper's preset")
+    parser.add_argument("--pairs", type=int, default=64, help="pairs of segments (default: %(default)s)")
+    parser.add_argument("--precision", choices=list(DTYPES), default="bf16", help="arithmetic (default: %(default)s)")
+    parser.add_argument("--compile", action="store_true", help="compile with torch.compile")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each formulation (default: %(default)s)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")
     arguments = parser.parse_intermixed_args()
     if min(arguments.pairs, arguments.repeats) < 1:
         parser.error("--pairs and --repeats must be at least 1")
@@ -68,7 +68,7 @@ def _parse_arguments() -> argparse.Namespace:
 def _measure(
     module: str, name: str, options: EncoderOptions, device: torch.device, roofline: Roofline, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Times one formulation, or tells why it cannot run."""
+    """Times one formulation, or reports why it cannot run."""
     num_segments = 2 * arguments.pairs
     num_tokens = SEGMENT_SAMPLES // feature_encoder.samples_per_token(options.feature_blocks)
     x = torch.randn(num_segments, num_tokens, options.width, device=device).to(DTYPES[arguments.precision])
@@ -86,30 +86,30 @@ def _measure(
     result: dict[str, Any] = {"module": module, "name": name}
     try:
         part = Part(name, calls, num_segments * num_uses * flops)
-        figures = measure_part(part, device, arguments.repeats, compiled=arguments.compile)
+        cost = measure_part(part, device, arguments.repeats, compiled=arguments.compile)
     except torch.OutOfMemoryError:
-        return result | {"problem": "out of memory"}
-    except Exception as error:  # noqa: BLE001 -- every library has errors of its own; the table names them
-        return result | {"problem": str(error).splitlines()[0]}
-    limit = sum(roofline.seconds(one.flops, one.bytes) for one in (figures.forward, figures.backward))
+        return result | {"error": "out of memory"}
+    except Exception as error:  # noqa: BLE001 -- libraries raise errors of any kind; the table shows them
+        return result | {"error": str(error).splitlines()[0]}
+    limit = sum(roofline.seconds(one.flops, one.bytes) for one in (cost.forward, cost.backward))
     result |= {"limit_seconds": limit, "peak_memory_gb": peak_memory_bytes(device) / 1e9}
-    return result | {"forward_seconds": figures.forward.seconds, "backward_seconds": figures.backward.seconds}
+    return result | {"forward_seconds": cost.forward.seconds, "backward_seconds": cost.backward.seconds}
 
 
 def _report(results: list[dict[str, Any]], arguments: argparse.Namespace, device: torch.device) -> None:
-    where = environment()
-    print_environment(where)
-    how = "compiled" if arguments.compile else "not compiled"
-    print(f"{arguments.pairs} pairs, {arguments.precision}, {how}, on {device.type}")
-    rows = [_row(result) for result in results if "problem" not in result]
+    machine = environment()
+    print_environment(machine)
+    mode = "compiled" if arguments.compile else "not compiled"
+    print(f"{arguments.pairs} pairs, {arguments.precision}, {mode}, on {device.type}")
+    rows = [_row(result) for result in results if "error" not in result]
     print_table(["part", "formulation", "forward ms", "backward ms", "limit ms", "% of limit", "peak GB so far"], rows)
     for result in results:
-        if "problem" in result:
-            print(f"{result['module']} {result['name']}: {result['problem']}")
+        if "error" in result:
+            print(f"{result['module']} {result['name']}: {result['error']}")
     if arguments.json:
         names = ("pairs", "precision", "compile", "repeats", "overrides")
         config = {name: getattr(arguments, name) for name in names} | {"device": device.type}
-        write_json(arguments.json, "variants", config, where, {"variants": results})
+        write_json(arguments.json, "variants", config, machine, {"variants": results})
 
 
 def _row(result: dict[str, Any]) -> list[object]:

@@ -23,7 +23,7 @@ def test_every_part_of_the_gpu_command_runs_at_a_small_size(tmp_path: Path) -> N
     names = {path.stem.rpartition("-")[0] for path in tmp_path.glob("*.json")}
     assert names >= {"variants", "train-step", "pretraining", "loader", "scaling"}
     for path in tmp_path.glob("*.json"):
-        assert json.loads(path.read_text())["figures"]
+        assert json.loads(path.read_text())["metrics"]
     table = ended.stdout.rpartition("\nparts\n")[2]
     assert table.count(" done ") == len(table.strip().splitlines()) - 1
 

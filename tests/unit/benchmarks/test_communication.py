@@ -3,7 +3,7 @@ import torch
 from distributed_helpers import run_ranks
 
 
-def send_everything(rank: int) -> dict[str, dict[str, int]]:
+def run_all_collectives(rank: int) -> dict[str, dict[str, int]]:
     import sys
     from pathlib import Path
 
@@ -17,8 +17,8 @@ def send_everything(rank: int) -> dict[str, dict[str, int]]:
         dist.all_reduce(x)
         dist.all_reduce(tensor=x)
         dist.broadcast(x, 0)
-        whole = torch.empty(12, dtype=torch.float64)
-        dist.all_gather_into_tensor(whole, torch.ones(6, dtype=torch.float64))
+        full = torch.empty(12, dtype=torch.float64)
+        dist.all_gather_into_tensor(full, torch.ones(6, dtype=torch.float64))
         dist.all_gather([torch.empty(6), torch.empty(6)], x)
         dist.reduce_scatter_tensor(torch.empty(3), x)
         dist.reduce(x, dst=0)
@@ -26,15 +26,15 @@ def send_everything(rank: int) -> dict[str, dict[str, int]]:
     return {"calls": dict(traffic.calls), "bytes": dict(traffic.bytes)}
 
 
-def test_every_collective_is_counted_with_the_whole_of_its_bytes() -> None:
-    for counted in run_ranks(send_everything, 2):
+def test_every_collective_is_counted_with_its_full_size() -> None:
+    for counted in run_ranks(run_all_collectives, 2):
         assert counted["calls"] == {"all_reduce": 2, "broadcast": 1, "all_gather": 2, "reduce_scatter": 1, "reduce": 1}
         assert counted["bytes"] == {
             "all_reduce": 2 * 24, "broadcast": 24, "all_gather": 96 + 48, "reduce_scatter": 24, "reduce": 24,
         }  # fmt: skip
 
 
-def test_a_ring_sends_what_the_literature_says() -> None:
+def test_ring_traffic_matches_the_literature() -> None:
     from _communication import ring_bytes
 
     assert ring_bytes("all_reduce", 1000, 4) == 1500
@@ -46,7 +46,7 @@ def test_a_ring_sends_what_the_literature_says() -> None:
 
 
 @pytest.mark.parametrize(("stage", "times"), [(0, 2.0), (1, 2.0), (2, 2.0), (3, 3.0)])
-def test_zero_requires_two_or_three_times_the_parameters(stage: int, times: float) -> None:
+def test_zero_requires_two_or_three_times_the_parameter_bytes(stage: int, times: float) -> None:
     from _communication import required_bytes, ring_bytes
 
     required = required_bytes(stage, [1000, 3000], persistence_threshold=10)

@@ -1,10 +1,10 @@
-"""Crops a second of many GPUs, predicted from what one does and from what they send each other.
+"""Predicts the crops/s of many GPUs from the step of one GPU and the traffic between them.
 
-A step takes the time of one GPU's share of the batch, plus the part of the traffic that does not go on beside the backward
-pass. How much that is depends on machine and library, so two bounds are given: the reduction of the gradients hidden as far as
-the backward pass is long enough, and nothing hidden.
+A step takes the time of one GPU's share of the batch plus the communication that does not overlap with the backward pass. The
+overlap depends on machine and library, so there are two bounds: gradient reduction overlapped as far as the backward pass is
+long enough, and no overlap.
 
-Every number comes with its source. Where no GPU has been measured, an assumption stands in its place and says so.
+Every number is listed with its source. Where no GPU has been measured, an assumption takes its place and is marked as such.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,36 +17,36 @@ from _tables import Result, Table
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 PAPER_EPOCHS, PAPER_CROPS, PAPER_PAIRS = 200, 189_051, 512
-BACKWARD_SHARE = 2 / 3  # of a step: the backward pass has twice the FLOPs of the forward pass
+BACKWARD_SHARE = 2 / 3  # of a step's time: the backward pass has twice the FLOPs of the forward pass
 _REDUCTIONS = {"all_reduce", "reduce_scatter", "reduce"}
 
 
 class Input(NamedTuple):
-    """A number of the prediction and where it comes from; assumed, unless this engine was measured."""
+    """A number that the prediction uses, and its source; assumed unless measured with this engine."""
 
-    what: str
+    name: str
     value: float
     unit: str
     source: str
     is_measured: bool
 
 
-# What nobody here can measure. Bandwidths are of one GPU in one direction, as an all-reduce reaches them.
-_PRODUCT = Input("large bf16 product of an H200", 790.0, "TFLOP/s", "the design's facts: seen on such GPUs", is_measured=False)
-_MFU = Input("MFU of the step", 60.0, "%", "the design's goal, not a measurement", is_measured=False)
+# Assumptions. Bandwidths are those of one GPU in one direction, as achieved by an all-reduce.
+_MATMUL = Input("large bf16 matrix product on an H200", 790.0, "TFLOP/s", "seen on such GPUs", is_measured=False)
+_MFU = Input("MFU of the step", 60.0, "%", "the goal, not a measurement", is_measured=False)
 _NODE = Input("bandwidth within a node of 8", 300.0, "GB/s", "two thirds of NVLink 4's nominal 450", is_measured=False)
 _NETWORK = Input("bandwidth of a GPU between nodes", 40.0, "GB/s", "four fifths of a 400 Gb/s adapter", is_measured=False)
-PRICE = Input("price of a GPU-hour", 3.0, "USD", "a round figure: put your own in its place", is_measured=False)
+PRICE = Input("price of a GPU-hour", 3.0, "USD", "a round number: insert your own", is_measured=False)
 
 
 class Cluster(NamedTuple):
-    """What the prediction is made from.
+    """The inputs of the prediction.
 
     Attributes:
-        step_seconds: (pairs, seconds) of a step of one GPU, ascending in pairs.
-        traffic: stage of ZeRO -> bytes of each kind of collective in a step.
+        step_seconds: (pairs, seconds) of a step on one GPU, in ascending order of pairs.
+        traffic: ZeRO stage -> bytes of each kind of collective in a step.
         node_bandwidth: bytes/s that a GPU sends within a node.
-        network_bandwidth: the same if the ring goes through several nodes.
+        network_bandwidth: bytes/s that a GPU sends if the ring spans several nodes.
     """
 
     step_seconds: Sequence[tuple[int, float]]
@@ -55,7 +55,7 @@ class Cluster(NamedTuple):
     network_bandwidth: float
 
     def compute_seconds(self, pairs: float) -> float:
-        """A step of one GPU: straight lines between the given batches, in proportion below and above them."""
+        """Returns the seconds of a step on one GPU: interpolated between the given batches, proportional outside of them."""
         points = self.step_seconds
         for (low, low_seconds), (high, high_seconds) in pairwise(points):
             if low <= pairs <= high:
@@ -64,7 +64,7 @@ class Cluster(NamedTuple):
         return seconds * pairs / nearest
 
     def step_bounds(self, num_gpus: int, pairs: float, stage: int) -> tuple[float, float]:
-        """Seconds of a step with ``pairs`` on each GPU: the reduction hidden as far as it goes, and nothing hidden."""
+        """Returns the seconds of a step with ``pairs`` per GPU: with gradient reduction overlapped, and without overlap."""
         compute = self.compute_seconds(pairs)
         bandwidth = self.node_bandwidth if num_gpus <= GPUS_PER_NODE else self.network_bandwidth
         seconds = {kind: ring_bytes(kind, size, num_gpus) / bandwidth for kind, size in self.traffic[stage].items()}
@@ -74,30 +74,30 @@ class Cluster(NamedTuple):
 
 
 def scaling_page(results: Mapping[str, Result]) -> str:
-    """The text of SCALING.md."""
-    # Those of the base model, the one with most ranks last.
+    """Returns the text of SCALING.md."""
+    # Results of the base model; the one with most ranks last.
     scalings = [result for result in results.values() if result["benchmark"] == "scaling" and _is_base(result)]
-    scalings.sort(key=lambda result: max(int(world["ranks"]) for world in result["figures"]["worlds"]))
+    scalings.sort(key=lambda result: max(int(run["ranks"]) for run in result["metrics"]["runs"]))
     parts = ["# Scaling", _INTRODUCTION]
     if not scalings:
         return "\n\n".join(
-            [*parts, "No results of `scaling.py` are recorded: without the traffic of a step there is no prediction."]
+            [*parts, "No results of `scaling.py` are recorded: without the traffic of a step, no prediction is possible."]
         )
     inputs, cluster = _gpu_cluster(results, scalings[-1])
     rows: list[list[object]] = [
-        [each.what, each.value, each.unit, "measured" if each.is_measured else "**assumed**", each.source] for each in inputs
+        [each.name, each.value, each.unit, "measured" if each.is_measured else "**assumed**", each.source] for each in inputs
     ]
-    parts += ["## What goes in", Table("", ["what", "value", "unit", "", "source"], rows).markdown()]
+    parts += ["## Inputs", Table("", ["input", "value", "unit", "", "source"], rows).markdown()]
     if not any(each.is_measured for each in inputs if each.unit == "crops/s"):
         parts.append(
-            "**No GPU has been measured yet: the speed of one GPU is the design's goal. What follows shows what communication "
-            "would cost a GPU of that speed, not what this engine does.**"
+            "**No GPU has been measured yet: the speed of one GPU is the goal. The tables show what communication would cost a "
+            "GPU of that speed, not what this engine achieves.**"
         )
-    for title, weak in (("512 pairs on each GPU", True), ("The paper's batch: 512 pairs over all GPUs", False)):
+    for title, weak in (("512 pairs per GPU", True), ("The paper's batch: 512 pairs in total", False)):
         parts += [f"## {title}", _prediction(cluster, weak=weak).markdown()]
     on_cpu = [result for result in scalings if not result["environment"]["gpus"]]
     if on_cpu:
-        parts += ["## The same rule on the CPU", _cpu_check(on_cpu[-1])]
+        parts += ["## The model compared with CPU ranks", _cpu_check(on_cpu[-1])]
     return "\n\n".join(parts)
 
 
@@ -106,24 +106,25 @@ def _is_base(result: Result) -> bool:
 
 
 _INTRODUCTION = """Written by `report.py` from `results/`. Crops/s and cost of 1 to 64 GPUs, predicted from the step of one GPU
-and the traffic of a step, which `scaling.py` counts at the collectives. A step takes the time of the GPU's share of the batch,
-plus what of the traffic is not hidden. The first figure hides nothing; the second hides the reduction of the gradients behind
-the backward pass, as far as that is long enough. Below the smallest measured batch a step shrinks in proportion, which is
-hopeful. Left out: waiting for the slowest GPU, latencies, the growth of the objective's own small gather, and loading, which is
-measured apart. Traffic goes around a ring; one that leaves the node is as fast as the network."""
+and the traffic of a step, which `scaling.py` counts in the collectives. A step takes the time of the GPU's share of the batch
+plus the communication that does not overlap with computation. The first number of a range assumes no overlap; the second
+overlaps gradient reduction with the backward pass, as far as that is long enough. Below the smallest measured batch, step time
+is taken as proportional to the batch, which is optimistic. Not included: waiting for the slowest GPU, latencies, the growth of
+the objective's own small gather, and loading, which is measured separately. Collectives use a ring; a ring that leaves the node
+is as fast as the network."""
 
 
 def _gpu_cluster(results: Mapping[str, Result], scaling: Result) -> tuple[list[Input], Cluster]:
-    """From a recorded GPU step where there is one, else from the assumptions."""
-    worlds = scaling["figures"]["worlds"]
-    largest = max(worlds, key=lambda world: int(world["ranks"]))
+    """Returns the inputs: a recorded GPU step if there is one, otherwise assumptions."""
+    runs = scaling["metrics"]["runs"]
+    largest = max(runs, key=lambda run: int(run["ranks"]))
     traffic = {stage["zero_stage"]: stage["collective_bytes"] for stage in largest["stages"]}
     sent = Input("parameters, in fp32", 4e-6 * largest["stages"][0]["num_parameters"], "MB", "scaling.py", is_measured=True)
     bandwidths = (1e9 * _NODE.value, 1e9 * _NETWORK.value)
     name = _gpu_steps(results)
     if name is not None:
         result = results[name]
-        steps = [step for step in result["figures"]["steps"] if step["precision"] == "bf16"]
+        steps = [step for step in result["metrics"]["steps"] if step["precision"] == "bf16"]
         points = sorted((int(step["pairs"]), float(step["step_seconds"]["median"])) for step in steps)
         gpu = result["environment"]["gpus"][0]
         inputs = [
@@ -133,19 +134,19 @@ def _gpu_cluster(results: Mapping[str, Result], scaling: Result) -> tuple[list[I
         return [*inputs, sent, _NODE, _NETWORK, PRICE], Cluster(points, traffic, *bandwidths)
     stage = largest["stages"][0]
     flops = stage["tflop_per_step"] * 1e12 / (stage["pairs_per_rank"] * largest["ranks"])
-    rate = _PRODUCT.value * 1e12 * _MFU.value / 100 / flops
-    speed = Input("one H200 at that product and MFU", rate, "crops/s", "follows from the two", is_measured=False)
+    rate = _MATMUL.value * 1e12 * _MFU.value / 100 / flops
+    speed = Input("one H200 at that rate and MFU", rate, "crops/s", "follows from these two", is_measured=False)
     points = [(PAPER_PAIRS, PAPER_PAIRS / rate)]
-    return [_PRODUCT, _MFU, speed, sent, _NODE, _NETWORK, PRICE], Cluster(points, traffic, *bandwidths)
+    return [_MATMUL, _MFU, speed, sent, _NODE, _NETWORK, PRICE], Cluster(points, traffic, *bandwidths)
 
 
 def _gpu_steps(results: Mapping[str, Result]) -> str | None:
-    """Of the recorded steps of the base model on one GPU those of most batches, and among these the fastest."""
+    """Returns the name of the base model's result on one GPU with most batch sizes; among several, the fastest."""
     found: dict[str, tuple[int, float]] = {}
     for name, result in results.items():
         if result["benchmark"] != "train_step" or not result["environment"]["gpus"] or result["config"]["ranks"] != 1:
             continue
-        steps = [step for step in result["figures"]["steps"] if step["precision"] == "bf16"]
+        steps = [step for step in result["metrics"]["steps"] if step["precision"] == "bf16"]
         if steps and _is_base(result):
             found[name] = (len(steps), max(step["crops_per_second"]["median"] for step in steps))
     return max(found, key=lambda name: found[name], default=None)
@@ -165,34 +166,34 @@ def _prediction(cluster: Cluster, *, weak: bool) -> Table:
         rows.append([*row, f"{hours[1]:,.1f}", f"{PRICE.value * hours[1]:,.0f}"])
     stages = [f"ZeRO-{stage}, crops/s" for stage in sorted(cluster.traffic)]
     caption = (
-        f"GPU-hours and cost of {PAPER_EPOCHS} epochs of {PAPER_CROPS:,} crops of 10 s (half of it if they are 5-s segments), "
-        f"at ZeRO-{1 if 1 in cluster.traffic else min(cluster.traffic)} with nothing hidden."
+        f"GPU-hours and cost of {PAPER_EPOCHS} epochs of {PAPER_CROPS:,} crops of 10 s (half of that if the "
+        f"paper counts 5-s segments), at ZeRO-{1 if 1 in cluster.traffic else min(cluster.traffic)} without overlap."
     )
     return Table(caption, ["GPUs", "batch", *stages, "GPU-hours", f"cost, {PRICE.unit}"], rows)
 
 
 def _cpu_check(scaling: Result) -> str:
-    """What the rule says of the recorded ranks, next to what they did."""
-    worlds = {int(world["ranks"]): world for world in scaling["figures"]["worlds"]}
-    if 1 not in worlds or len(worlds) < 2:
-        return "Needs results of one rank and of several in one file."
-    single = {stage["zero_stage"]: stage for stage in worlds[1]["stages"]}
+    """Returns a table of predicted and measured step times of CPU ranks."""
+    runs = {int(run["ranks"]): run for run in scaling["metrics"]["runs"]}
+    if 1 not in runs or len(runs) < 2:
+        return "Needs one results file with one rank and several ranks."
+    single = {stage["zero_stage"]: stage for stage in runs[1]["stages"]}
     rows: list[list[object]] = []
-    for num_ranks, world in worlds.items():
-        for stage in world["stages"] if num_ranks > 1 else []:
+    for num_ranks, run in runs.items():
+        for stage in run["stages"] if num_ranks > 1 else []:
             number = stage["zero_stage"]
             points = [(stage["pairs_per_rank"], single[number]["step_seconds"]["median"])]
-            bandwidth = 1e9 * world["all_reduce_gb_per_second"]
+            bandwidth = 1e9 * run["all_reduce_gb_per_second"]
             cluster = Cluster(points, {number: stage["collective_bytes"]}, bandwidth, bandwidth)
             low, high = cluster.step_bounds(num_ranks, stage["pairs_per_rank"], number)
             rows.append([num_ranks, str(number), low, high, stage["step_seconds"]["median"], _verdict(stage, low, high)])
     caption = (
-        "Ranks on one machine, one rank's step at the same number of threads, the all-reduce's measured bandwidth. Beyond the "
-        "second bound lies what the ranks take from each other in memory and cache, and what DeepSpeed does besides sending."
+        "Ranks on one machine, from one rank's step with the same number of threads and the measured bandwidth of an "
+        "all-reduce. Time beyond the upper bound is contention for memory and cache, and DeepSpeed's other work."
     )
-    return Table(caption, ["ranks", "ZeRO", "all hidden, s", "nothing hidden, s", "measured, s", ""], rows).markdown()
+    return Table(caption, ["ranks", "ZeRO", "full overlap, s", "no overlap, s", "measured, s", ""], rows).markdown()
 
 
 def _verdict(stage: Mapping[str, Any], low: float, high: float) -> str:
     seconds = stage["step_seconds"]["median"]
-    return "within" if low <= seconds <= high else "faster" if seconds < low else f"{seconds / high - 1:.0%} beyond"
+    return "within bounds" if low <= seconds <= high else "faster" if seconds < low else f"{seconds / high - 1:.0%} slower"
