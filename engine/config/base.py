@@ -93,6 +93,9 @@ class TrainOptions(Options):
     """Largest norm of the gradients; 0: no clipping."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: GPUs if there are any."""
+    timeout_minutes: float = Field(30, gt=0)
+    """Longest time that a step, a validation batch or a checkpoint may take; after that a rank reports where it hangs, and the
+    run ends."""
 
     @field_validator("micro_batch_size", mode="before")
     @classmethod

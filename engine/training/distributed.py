@@ -1,7 +1,6 @@
 """The ranks of a run: started by the ``deepspeed`` launcher, or a single one without it."""
 
 import os
-import signal
 import socket
 import sys
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from torch import Tensor
 
 from engine.options import UserError
 
-# One rank may take minutes to verify shards or write a large checkpoint while the others wait.
-_TIMEOUT = timedelta(minutes=30)
+# A rank that hangs reports itself after the run's timeout; only then do the others give up waiting for it.
+_COLLECTIVE_TIMEOUT_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
@@ -68,11 +67,12 @@ class Ranks:
         return outcome[0]
 
 
-def init_distributed(device: torch.device) -> Ranks:
+def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks:
     """Joins this process to the other ranks of the run; without a launcher it is the only rank.
 
     Args:
         device: device type to compute on, from :func:`engine.device.select_device`.
+        timeout_minutes: the run's ``train.timeout_minutes``.
 
     Raises:
         UserError: the launcher's port is in use.
@@ -88,11 +88,11 @@ def init_distributed(device: torch.device) -> Ranks:
     elif "OMP_NUM_THREADS" not in os.environ:
         # The ranks of one machine share its cores; with more threads than cores they would wait for each other.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
-    _init_deepspeed(device)
+    _init_deepspeed(device, timedelta(minutes=_COLLECTIVE_TIMEOUT_FACTOR * timeout_minutes))
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
 
 
-def _init_deepspeed(device: torch.device) -> None:
+def _init_deepspeed(device: torch.device, timeout: timedelta) -> None:
     import deepspeed
 
     if device.type == "cpu":
@@ -100,7 +100,7 @@ def _init_deepspeed(device: torch.device) -> None:
         # than gloo between the ranks of one machine.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     try:
-        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=_TIMEOUT, verbose=False)
+        deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", timeout=timeout, verbose=False)
     except RuntimeError as error:
         if "EADDRINUSE" not in str(error):
             raise
@@ -136,19 +136,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-class StopSignals:
-    """Records SIGTERM and SIGINT, so that the trainer can finish the step, save, and exit."""
-
-    def __init__(self) -> None:
-        self.received: signal.Signals | None = None
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, self._record)
-
-    def _record(self, number: int, _frame: object) -> None:
-        # A user who presses Ctrl-C twice does not want to wait for a checkpoint. The launcher forwards each signal once
-        # more as SIGTERM, so only a second SIGINT counts.
-        if self.received is signal.SIGINT and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.received = signal.Signals(number)

@@ -1,5 +1,6 @@
 """Runs a task on batches: one micro-batch, and a whole split for evaluation."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -53,6 +54,7 @@ def evaluate(
     micro_batch_size: int,
     precision: str,
     max_batches: int | None = None,
+    on_batch: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Returns a task's metrics over a split, the same on every rank; random draws are the same in every call.
 
@@ -67,6 +69,7 @@ def evaluate(
         micro_batch_size: the loader's batch size.
         precision: a key of :data:`engine.device.DTYPES`.
         max_batches: largest number of micro-batches per rank; ``None``: the whole split.
+        on_batch: called before each batch.
     """
     global_batch_size = micro_batch_size * ranks.world_size
     num_batches = -(-num_samples // global_batch_size)
@@ -75,6 +78,7 @@ def evaluate(
     loader.seek(0)
     for number in range(num_batches):
         row0 = number * global_batch_size + ranks.rank * micro_batch_size
+        on_batch()
         batch = next_batch(loader, ranks)
         evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=precision))
     return evaluator.compute()

@@ -52,7 +52,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         if arguments.print_config:
             sys.stdout.write(to_yaml(config))
             return 0
-        ranks = init_distributed(select_device(config.train.device))
+        ranks = init_distributed(select_device(config.train.device), config.train.timeout_minutes)
     except UserError as error:
         return fail(error, report=arguments.local_rank in {-1, 0})
     try:

@@ -18,17 +18,18 @@ from engine.tasks import Task
 from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints
 from engine.training.data import RunData
 from engine.training.deepspeed_backend import DeepSpeedBackend
-from engine.training.distributed import Ranks, StopSignals
+from engine.training.distributed import Ranks
 from engine.training.evaluation import evaluate, next_batch, run_batch
 from engine.training.metric_writers import MetricWriter, Row
 from engine.training.metrics import PendingMetrics, StepMetrics
 from engine.training.optimizer import learning_rate
 from engine.training.run_state import RunState
+from engine.training.supervision import StopRequest, Watchdog
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
 
 class TrainingStoppedError(Exception):
-    """The run received a signal to stop and has saved its state."""
+    """The run was asked to stop, or its launcher has ended; its state is saved."""
 
 
 class _InFlightStep(NamedTuple):
@@ -69,14 +70,15 @@ class Trainer:
         self.data, self.checkpoints, self.state, self.metric_writers = data, checkpoints, state, metric_writers
         self.flops_per_step = config.train.batch_size * task.flops_per_sample()
         self.peak_flops = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
-        self._signals = StopSignals()
+        self._stop = StopRequest()
+        self._watchdog = Watchdog(f"rank {ranks.rank}", 60 * config.train.timeout_minutes)
         self._in_flight: _InFlightStep | None = None
 
     def run(self) -> None:
         """Trains to the last step, with validation and checkpoints on the way.
 
         Raises:
-            TrainingStoppedError: after a signal; the state is saved.
+            TrainingStoppedError: after a signal, or the end of the launcher; the state is saved.
             UserError: the loss is not finite, or a checkpoint cannot be written.
         """
         while self.state.step < self.state.num_steps:
@@ -90,7 +92,8 @@ class Trainer:
         self._finish_in_flight()
 
     def close(self) -> None:
-        """Closes the metric writers and ends the loaders' threads."""
+        """Closes the metric writers and ends the threads of loaders and watchdog."""
+        self._watchdog.stop()
         for writer in self.metric_writers:
             writer.close()
         self.data.close()
@@ -110,6 +113,7 @@ class Trainer:
             micro_batch_size=self.data.micro_batch_size,
             precision=self.config.train.precision,
             max_batches=self.config.validation.max_batches,
+            on_batch=self._watchdog.progress,
         )
         self._write("valid", {"step": self.state.step, **metrics})
         return metrics[self.task.score.name]
@@ -130,6 +134,7 @@ class Trainer:
         data_wait_seconds = 0.0
         for micro_batch in range(num_micro_batches):
             wait_start = time.perf_counter()
+            self._watchdog.progress()
             batch = next_batch(self.data.train, self.ranks)
             data_wait_seconds += time.perf_counter() - wait_start
             # Only dropout draws from torch's generator: seeded here, a resumed step drops the same values.
@@ -151,7 +156,7 @@ class Trainer:
             means,
             data_wait_seconds=data_wait_seconds,
             peak_memory_bytes=peak_memory_bytes(self.ranks.device),
-            stop_requested=self._signals.received is not None,
+            stop_requested=self._stop.reason is not None,
         )
         clock.stop()
         # The previous step's metrics are read while this step runs on the device. If they end the run, this step is saved too.
@@ -187,7 +192,7 @@ class Trainer:
         if metrics.nonfinite_ranks:
             self._stop_on_nonfinite(metrics, in_flight.cursor)
         if metrics.stop_requested:
-            self._stop_on_signal()
+            self._stop_on_request()
 
     def _write(self, kind: str, row: Row) -> None:
         for writer in self.metric_writers:
@@ -214,10 +219,11 @@ class Trainer:
             f"learning rate, clip the gradients, or inspect those crops"
         )
 
-    def _stop_on_signal(self) -> None:
+    def _stop_on_request(self) -> None:
         if self.state.saved_step != self.state.step:
             self._save(None)
-        raise TrainingStoppedError(f"stopped by a signal after step {self.state.step}; saved: run again with resume=auto")
+        reason = next(filter(None, self.ranks.gather(self._stop.reason)))
+        raise TrainingStoppedError(f"stopped by {reason} after step {self.state.step}; saved: run again with resume=auto")
 
     def _save(self, score: float | None) -> None:
         self._finish_in_flight()
@@ -235,5 +241,7 @@ class Trainer:
             best_score=self.state.best_score,
             versions={name: version(name) for name in ("ecg-engine", "torch", "deepspeed")},
         )
+        self._watchdog.progress()
         self.checkpoints.save(self.backend, info)
+        self._watchdog.progress()
         self.state.saved_step = self.state.step
