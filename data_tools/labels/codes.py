@@ -1,0 +1,51 @@
+"""Labels from codes, such as the SNOMED CT codes in samples.parquet.
+
+Legend: N samples, C classes.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from data_tools.labels.definition import LabelDefinition, Labels
+
+
+@dataclass(frozen=True)
+class CodeLabeler:
+    """Labels from the codes that a dataset holds; a crop without any code has no label, since nobody has looked.
+
+    A crop whose codes belong to no class has a label: none of the classes is true.
+
+    Attributes:
+        definition: multilabel, with codes.
+    """
+
+    definition: LabelDefinition
+
+    def label(self, samples: pa.Table) -> Labels:
+        """See :class:`data_tools.labels.definition.Labeler`."""
+        return encode_codes(self.definition, samples["labels"])
+
+
+def encode_codes(definition: LabelDefinition, codes: pa.ChunkedArray) -> Labels:
+    """Returns the labels of samples with some codes.
+
+    Args:
+        definition: multilabel, with codes.
+        codes: lists of strings, [N]; unknown ones are of no class.
+    """
+    assert definition.kind == "multilabel", definition.kind
+    assert definition.codes is not None
+    lists = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
+    known = [(code, number) for number, own in enumerate(definition.codes) for code in own]
+    class_of = np.array([number for _, number in known] + [-1])
+    places = pc.index_in(pc.list_flatten(lists), value_set=pa.array([code for code, _ in known], pa.string()))
+    numbers: NDArray[np.int64] = class_of[pc.fill_null(places, len(known)).to_numpy(zero_copy_only=False)]
+    rows = pc.list_parent_indices(lists).to_numpy(zero_copy_only=False)
+    values = np.zeros((len(lists), len(definition.classes)), dtype=np.float32)
+    values[rows[numbers >= 0], numbers[numbers >= 0]] = 1
+    num_codes = pc.fill_null(pc.list_value_length(lists), 0).to_numpy(zero_copy_only=False)
+    return Labels(definition, values, num_codes > 0)

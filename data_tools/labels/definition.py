@@ -1,0 +1,170 @@
+"""What labels mean, and their values.
+
+Legend: N samples, C classes.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, Self
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from data_tools.shards.dataset import Dataset
+
+# "multilabel": each class is true or not; "multiclass": exactly one is true; "binary": one class, true or not;
+# "regression": numbers.
+Kind = Literal["multilabel", "multiclass", "binary", "regression"]
+
+# What a labeler needs of samples.parquet.
+LABEL_COLUMNS = ("key", "source", "recording", "labels")
+
+
+class LabelError(ValueError):
+    """Labels cannot be used; the message is one line that says why, and what to do."""
+
+
+class LabelDefinition(BaseModel):
+    """The meaning of a model's outputs, in their order. It is stored with the model.
+
+    Attributes:
+        name: of the scheme, such as "cinc2021" or the column of a table.
+        kind: see :data:`Kind`.
+        classes: their names, in the order of the outputs; of a regression the names of its targets.
+        codes: for each class the codes that count as it, as in samples.parquet.
+        thresholds: for each class the probability from which on it is decided; chosen on a validation set.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    name: Annotated[str, Field(min_length=1)]
+    kind: Kind
+    classes: Annotated[tuple[str, ...], Field(min_length=1)]
+    codes: tuple[tuple[str, ...], ...] | None = None
+    thresholds: tuple[float, ...] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(set(self.classes)) < len(self.classes):
+            repeated = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
+            raise ValueError(f"class '{repeated}' is named twice")
+        if self.kind == "binary" and len(self.classes) != 1:
+            raise ValueError(f"kind 'binary' has one class, got {len(self.classes)}")
+        if self.kind == "multiclass" and len(self.classes) < 2:
+            raise ValueError("kind 'multiclass' needs two or more classes")
+        if self.codes is not None:
+            flat = [code for own in self.codes for code in own]
+            if len(self.codes) != len(self.classes) or not all(self.codes) or len(set(flat)) < len(flat):
+                # A class above others, such as a superclass, has codes of its own; no code belongs to two classes.
+                raise ValueError("codes must name one or more codes for each class, each code once")
+        if self.thresholds is not None:
+            if self.kind not in {"multilabel", "binary"}:
+                raise ValueError(f"kind '{self.kind}' has no thresholds")
+            if len(self.thresholds) != len(self.classes):
+                raise ValueError(f"{len(self.thresholds)} thresholds are given for {len(self.classes)} classes")
+        return self
+
+    def with_thresholds(self, thresholds: Sequence[float] | NDArray[np.float64]) -> "LabelDefinition":
+        """Returns the same definition with other thresholds, [C]."""
+        return LabelDefinition(**(self.model_dump() | {"thresholds": tuple(float(value) for value in thresholds)}))
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns what JSON can hold; :meth:`from_json` reads it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    @classmethod
+    def from_json(cls, content: object, where: str) -> "LabelDefinition":
+        """Reads what :meth:`to_json` returned.
+
+        Args:
+            content: parsed JSON.
+            where: the file, for messages.
+
+        Raises:
+            LabelError: not such a definition.
+        """
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"]))
+            raise LabelError(f"{where}: label definition: {place + ': ' if place else ''}{first['msg']}") from None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """The labels of samples.
+
+    Attributes:
+        definition: what they mean.
+        values: multilabel and binary: float32 [N, C] of 0 and 1; multiclass: int64 [N], numbers of classes; regression:
+            float32 [N, C]. Where there is no label: 0, -1 and NaN.
+        is_labeled: bool [N].
+    """
+
+    definition: LabelDefinition
+    values: NDArray[Any]
+    is_labeled: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.is_labeled)
+
+    def take(self, rows: NDArray[np.int64]) -> "Labels":
+        """Returns the labels of some rows, [n]; a negative row has no label."""
+        is_known = rows >= 0
+        if not len(self):
+            assert not is_known.any()
+            return Labels.missing(self.definition, len(rows))
+        is_labeled = is_known & self.is_labeled[rows]
+        values = self.values[rows]
+        values[~is_labeled] = missing_value(self.definition.kind)
+        return Labels(self.definition, values, is_labeled)
+
+    @classmethod
+    def missing(cls, definition: LabelDefinition, num_samples: int) -> "Labels":
+        """Returns no label for each of some samples."""
+        shape = (num_samples,) if definition.kind == "multiclass" else (num_samples, len(definition.classes))
+        dtype = np.int64 if definition.kind == "multiclass" else np.float32
+        return cls(
+            definition, np.full(shape, missing_value(definition.kind), dtype=dtype), np.zeros(num_samples, dtype=np.bool_)
+        )
+
+    @classmethod
+    def concatenate(cls, parts: Sequence["Labels"]) -> "Labels":
+        """Joins the labels of one or more parts of the samples, which have the same definition."""
+        assert all(part.definition == parts[0].definition for part in parts)
+        values = np.concatenate([part.values for part in parts])
+        return cls(parts[0].definition, values, np.concatenate([part.is_labeled for part in parts]))
+
+
+class Labeler(Protocol):
+    """Gives samples their labels.
+
+    Attributes:
+        definition: of the labels.
+    """
+
+    @property
+    def definition(self) -> LabelDefinition:
+        """The meaning of the labels."""
+
+    def label(self, samples: pa.Table) -> Labels:
+        """Returns the labels of rows of samples.parquet, which have the columns LABEL_COLUMNS."""
+
+
+def label_split(dataset: Dataset, split: str, labeler: Labeler) -> Labels:
+    """Returns the labels of a split's crops, in the order of samples.parquet.
+
+    Raises:
+        DatasetError: an unknown split, or a table that cannot be read.
+    """
+    parts = [labeler.label(table) for table in dataset.iterate_samples(split, LABEL_COLUMNS)]
+    return Labels.concatenate(parts) if parts else Labels.missing(labeler.definition, 0)
+
+
+def missing_value(kind: Kind) -> float:
+    """Returns what stands in :attr:`Labels.values` where there is no label."""
+    return {"multilabel": 0, "binary": 0, "multiclass": -1, "regression": math.nan}[kind]

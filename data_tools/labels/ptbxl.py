@@ -1,0 +1,135 @@
+"""The statements of PTB-XL, as they are grouped in the corpus's scp_statements.csv.
+
+https://physionet.org/content/ptb-xl/1.0.3/. The six levels are those of the benchmark of Strodthoff et al. 2021, "Deep Learning
+for ECG Analysis: Benchmarks and Insights from PTB-XL".
+"""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from data_tools.labels.codes import encode_codes
+from data_tools.labels.definition import LabelDefinition, LabelError
+from data_tools.labels.tables import LabelTable, read_columns
+
+# Superclass -> subclass -> diagnostic statements.
+_DIAGNOSTIC: Final[dict[str, dict[str, str]]] = {
+    "NORM": {"NORM": "NORM"},
+    "MI": {
+        "AMI": "AMI ASMI ALMI INJAS INJAL INJLA",
+        "IMI": "IMI ILMI IPMI IPLMI INJIN INJIL",
+        "LMI": "LMI",
+        "PMI": "PMI",
+    },
+    "STTC": {
+        "STTC": "NDT DIG LNGQT ANEUR EL",
+        "NST_": "NST_",
+        "ISC_": "ISC_",
+        "ISCA": "ISCAL ISCAS ISCLA ISCAN",
+        "ISCI": "ISCIN ISCIL",
+    },
+    "CD": {
+        "LAFB/LPFB": "LAFB LPFB",
+        "IRBBB": "IRBBB",
+        "ILBBB": "ILBBB",
+        "CLBBB": "CLBBB",
+        "CRBBB": "CRBBB",
+        "_AVB": "1AVB 2AVB 3AVB",
+        "IVCD": "IVCD",
+        "WPW": "WPW",
+    },
+    "HYP": {"LVH": "LVH", "RVH": "RVH", "LAO/LAE": "LAO/LAE", "RAO/RAE": "RAO/RAE", "SEHYP": "SEHYP"},
+}
+# The first four are diagnostic too.
+_FORM: Final = (
+    "NDT NST_ DIG LNGQT ABQRS PVC STD_ VCLVH QWAVE LOWT NT_ PAC LPR INVT LVOLT HVOLT TAB_ STE_ PRC(S)".split()  # noqa: SIM905
+)
+_RHYTHM: Final = "SR AFIB STACH SARRH SBRAD PACE SVARR BIGU AFLT SVTAC PSVT TRIGU".split()  # noqa: SIM905
+
+PTBXL_LEVELS: Final = ("all", "diagnostic", "subdiagnostic", "superdiagnostic", "form", "rhythm")
+
+# HR00001 as in PhysioNet 2021's copy, 00001_hr and 00001_lr as in PTB-XL itself.
+_RECORDING = r"^(?:HR0*(?P<copy>\d+)|0*(?P<original>\d+)_[hl]r)$"
+
+
+def _groups(level: str) -> Mapping[str, list[str]]:
+    """Returns the statements of each class of a level."""
+    subclasses = {name: codes.split() for own in _DIAGNOSTIC.values() for name, codes in own.items()}
+    diagnostic = [code for codes in subclasses.values() for code in codes]
+    match level:
+        case "subdiagnostic":
+            return subclasses
+        case "superdiagnostic":
+            return {name: " ".join(own.values()).split() for name, own in _DIAGNOSTIC.items()}
+        case _:
+            codes = {"all": {*diagnostic, *_FORM, *_RHYTHM}, "diagnostic": diagnostic, "form": _FORM, "rhythm": _RHYTHM}
+            return {code: [code] for code in codes[level]}
+
+
+def ptbxl(level: str) -> LabelDefinition:
+    """Returns the definition of a level's classes, multilabel, in alphabetical order.
+
+    Args:
+        level: "all" (71 statements), "diagnostic" (44), "subdiagnostic" (23 groups of these), "superdiagnostic" (5),
+            "form" (19) or "rhythm" (12).
+
+    Raises:
+        LabelError: an unknown level.
+    """
+    if level not in PTBXL_LEVELS:
+        raise LabelError(f"unknown level '{level}' of PTB-XL; known: {', '.join(PTBXL_LEVELS)}")
+    groups = _groups(level)
+    names = tuple(sorted(groups))
+    codes = tuple(tuple(groups[name]) for name in names)
+    return LabelDefinition(name=f"ptbxl-{level}", kind="multilabel", classes=names, codes=codes)
+
+
+def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.0) -> LabelTable:
+    """Reads the labels of ptbxl_database.csv, keyed by ecg_id, of which the recordings' names are made.
+
+    A statement counts whatever its likelihood, as in the benchmark (0 means unknown). A recording without a statement of the
+    level has no label, and is left out there too.
+
+    Args:
+        path: of ptbxl_database.csv.
+        level: see :func:`ptbxl`.
+        min_likelihood: statements below it, in percent, do not count.
+
+    Raises:
+        LabelError: an unknown level, or a file that is not PTB-XL's.
+    """
+    definition = ptbxl(level)
+    table = read_columns(Path(path), ["ecg_id", "scp_codes"], text=["scp_codes"])
+    known = {code for codes in _groups("all").values() for code in codes}
+    statements: list[list[str]] = []
+    for ecg_id, text in zip(table["ecg_id"].to_pylist(), table["scp_codes"].to_pylist(), strict=True):
+        likelihoods = _parse_statements(text)
+        if likelihoods is None:
+            raise LabelError(f"{path}: ecg_id {ecg_id}: cannot read scp_codes '{str(text)[:60]}'; expected {{'NORM': 100.0}}")
+        if unknown := sorted(likelihoods.keys() - known):
+            raise LabelError(f"{path}: ecg_id {ecg_id}: unknown statement '{unknown[0]}'; PTB-XL 1.0.3 has 71 statements")
+        statements.append([code for code, likelihood in likelihoods.items() if likelihood >= min_likelihood])
+    labels = encode_codes(definition, pa.array(statements, pa.list_(pa.string())))
+    labels.is_labeled[:] = np.asarray(labels.values).any(1)
+    return LabelTable(str(path), "ecg_id", table["ecg_id"].cast(pa.string()).combine_chunks(), labels, _ecg_ids)
+
+
+def _ecg_ids(samples: pa.Table) -> pa.ChunkedArray:
+    """Returns the ecg_id in each recording's name, as a string; null where the name is none of PTB-XL's."""
+    parts = pc.extract_regex(samples["recording"], _RECORDING)
+    return pc.binary_join_element_wise(pc.struct_field(parts, "copy"), pc.struct_field(parts, "original"), "")
+
+
+def _parse_statements(text: object) -> dict[str, float] | None:
+    try:
+        value = ast.literal_eval(str(text))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(value, dict) or not all(isinstance(code, str) for code in value):
+        return None
+    return value if all(isinstance(likelihood, float | int) for likelihood in value.values()) else None
