@@ -258,13 +258,14 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
         )
     values = np.stack([_numbers(path, column, table[column], kind) for column in columns], axis=1)
     is_missing = np.isnan(values)
-    partly = np.flatnonzero(is_missing.any(1) & ~is_missing.all(1))
+    num_missing = is_missing.sum(1)
+    partly = np.flatnonzero((num_missing > 0) & (num_missing < len(columns)))
     if len(partly):
         column = columns[int(is_missing[partly[0]].argmax())]
         raise LabelError(
             f"{path}: {len(partly)} rows have some labels but not all, such as no '{column}'; fill them or leave all empty"
         )
-    is_labeled = ~is_missing.any(1)
+    is_labeled: NDArray[np.bool_] = num_missing == 0
     values[~is_labeled] = missing_value(kind)
     return Labels(definition, values.astype(np.float32), is_labeled)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import hypergeom
 
 from engine.evaluation.arrays import FloatArray, IntArray, first_names, ratio
 from engine.options import UserError
@@ -25,6 +26,7 @@ class Matching:
 
     Attributes:
         ranks: int64 [P], from 1: entries of other patients at least as similar to the probe as its best genuine entry, plus 1.
+        num_others: int64 [P], entries of other patients than the probe's.
         genuine: [M], similarities of genuine pairs in descending order.
         num_impostors_above: int64 [M], pairs of different patients at least as similar as each of those.
         num_impostors: pairs of different patients.
@@ -32,14 +34,29 @@ class Matching:
     """
 
     ranks: IntArray
+    num_others: IntArray
     genuine: FloatArray
     num_impostors_above: IntArray
     num_impostors_tied: IntArray
     num_impostors: int
 
-    def rank_accuracy(self, k: int) -> float:
-        """Returns the share of probes with a rank of k or less; rank-1 is the paper's accuracy."""
-        return float((self.ranks <= k).mean())
+    def rank_accuracy(self, k: int, num_others: int | None = None) -> float:
+        """Returns the share of probes with a rank of k or less; rank-1 is the paper's accuracy.
+
+        Args:
+            k: at least 1.
+            num_others: entries of other patients in the gallery: the expected share for galleries that hold so many of them,
+                drawn at random (without replacement), which tells how identification fares as a gallery grows; ``None``: all.
+
+        Raises:
+            UserError: more others than there are.
+        """
+        if num_others is None:
+            return float((self.ranks <= k).mean())
+        if not 0 <= num_others <= self.num_others.min():
+            raise UserError(f"a gallery with {num_others} other entries cannot be drawn from {self.num_others.min()}")
+        # Of the drawn entries, fewer than k may be among those that are ahead of the genuine one: hypergeometric.
+        return float(np.mean(hypergeom.cdf(k - 1, self.num_others, self.ranks - 1, num_others)))
 
     def auroc(self) -> float:
         """Returns the probability that a genuine pair is more similar than an impostor pair, ties counting half."""
@@ -63,17 +80,22 @@ class Matching:
         """
         if not self.num_impostors:
             return float("nan")
+        false_rates, true_rates = self.roc()
+        miss_rates = 1 - true_rates
+        gap = miss_rates - false_rates
+        end = int(np.argmax(gap <= 0))
+        share = gap[end - 1] / (gap[end - 1] - gap[end])
+        return float(miss_rates[end - 1] + share * (miss_rates[end] - miss_rates[end - 1]))
+
+    def roc(self) -> tuple[FloatArray, FloatArray]:
+        """Returns the points of the verification ROC curve: false and true acceptance rates, both ascending."""
         # At each distinct similarity of a genuine pair the curve has two points: before the pairs as similar, and after.
         last = np.flatnonzero(np.r_[self.genuine[1:] != self.genuine[:-1], True])
         before = np.stack([np.r_[0, last[:-1] + 1], (self.num_impostors_above - self.num_impostors_tied)[last]])
         after = np.stack([last + 1, self.num_impostors_above[last]])
         accepted, false = np.stack([before, after], axis=2).reshape(2, -1)
-        miss_rates = np.r_[1.0, 1 - accepted / len(self.genuine), 0.0]
-        false_rates = np.r_[0.0, false / self.num_impostors, 1.0]
-        gap = miss_rates - false_rates
-        end = int(np.argmax(gap <= 0))
-        share = gap[end - 1] / (gap[end - 1] - gap[end])
-        return float(miss_rates[end - 1] + share * (miss_rates[end] - miss_rates[end - 1]))
+        false_rates = ratio(false.astype(np.float64), np.array([float(self.num_impostors)]))
+        return np.r_[0.0, false_rates, 1.0], np.r_[0.0, accepted / len(self.genuine), 1.0]
 
 
 def match(
@@ -104,19 +126,23 @@ def match(
     if len(missing):
         listed = first_names([str(name) for name in names[missing]])
         raise UserError(f"{len(missing)} patients among the probes are not in the gallery: {listed}")
-    genuine = np.sort(np.concatenate([block[same] for block, same, _ in _blocks(left, right, own, others)]))
+    pairs = _genuine_pairs(own, others)
+    genuine = np.sort(np.concatenate([block[rows, columns] for block, rows, columns in _blocks(left, right, pairs)]))
     ranks: list[IntArray] = []
     # Equal vectors in different rows of a matrix product may differ in their last bits; they are tied all the same.
     tolerance = 8 * np.finfo(left.dtype).eps
     at_least, above = np.zeros((2, len(genuine)), dtype=np.int64)
-    for similarities, same, _ in _blocks(left, right, own, others):
-        best = np.where(same, similarities, -np.inf).max(1) - tolerance
-        ranks.append(1 + ((similarities >= best[:, None]) & ~same).sum(1))
-        impostors = np.sort(similarities[~same])
+    for block, rows, columns in _blocks(left, right, pairs):
+        best = np.maximum.reduceat(block[rows, columns], np.flatnonzero(np.diff(rows, prepend=-1)))
+        block[rows, columns] = -np.inf  # what is left are impostors
+        ranks.append(1 + np.count_nonzero(block >= best[:, None] - tolerance, axis=1))
+        impostors = block.ravel()
+        impostors.sort()
         at_least += len(impostors) - np.searchsorted(impostors, genuine, "left")
         above += len(impostors) - np.searchsorted(impostors, genuine, "right")
     return Matching(
         ranks=np.concatenate(ranks),
+        num_others=len(right) - np.bincount(pairs[0], minlength=len(left)),
         genuine=genuine[::-1].astype(np.float64),
         num_impostors_above=at_least[::-1].copy(),
         num_impostors_tied=(at_least - above)[::-1].copy(),
@@ -137,11 +163,24 @@ def _normalize(embeddings: ArrayLike, name: str) -> NDArray[np.floating[Any]]:
     return unit
 
 
-def _blocks(
-    left: NDArray[Any], right: NDArray[Any], own: IntArray, others: IntArray
-) -> Iterator[tuple[NDArray[Any], NDArray[np.bool_], slice]]:
-    """Yields similarities of some probes with the whole gallery, which of them are genuine, and the probes' rows."""
+def _genuine_pairs(own: IntArray, others: IntArray) -> IntArray:
+    """Returns the pairs of a probe and an entry of the same patient, int64 [2, M], sorted by probe.
+
+    Args:
+        own: the patient of each probe, [P]; each is in the gallery.
+        others: the patient of each entry of the gallery, [G].
+    """
+    order = np.argsort(others, kind="stable")
+    first, end = (np.searchsorted(others[order], own, side) for side in ("left", "right"))
+    num_entries = end - first
+    probe = np.repeat(np.arange(len(own)), num_entries)
+    place = np.arange(len(probe)) - np.repeat(np.cumsum(num_entries) - num_entries, num_entries)
+    return np.stack([probe, order[first[probe] + place]])
+
+
+def _blocks(left: NDArray[Any], right: NDArray[Any], pairs: IntArray) -> Iterator[tuple[NDArray[Any], IntArray, IntArray]]:
+    """Yields similarities of some probes with the whole gallery, and the rows and columns of the genuine ones."""
     num_rows = max(_BLOCK_ELEMENTS // len(right), 1)
     for start in range(0, len(left), num_rows):
-        rows = slice(start, start + num_rows)
-        yield left[rows] @ right.T, own[rows, None] == others, rows
+        low, high = np.searchsorted(pairs[0], [start, start + num_rows])
+        yield left[start : start + num_rows] @ right.T, pairs[0, low:high] - start, pairs[1, low:high]

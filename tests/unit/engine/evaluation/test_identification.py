@@ -61,6 +61,36 @@ def test_hand_computed_verification_with_ties() -> None:
     assert result.equal_error_rate() == pytest.approx(2 / 7)
 
 
+def test_expected_accuracy_in_smaller_galleries() -> None:
+    probes, gallery = make_embeddings(12, noise=1.0)
+    result = match(probes, gallery, range(12), range(12))
+    random = np.random.default_rng(0)
+    for k, num_others in ((1, 4), (2, 7)):
+        hits = []
+        for _ in range(600):
+            probe = int(random.integers(12))
+            others = np.setdiff1d(np.arange(12), [probe])
+            drawn = np.r_[probe, random.choice(others, num_others, replace=False)]
+            hits.append(match(probes[[probe]], gallery[drawn], [probe], drawn).rank_accuracy(k))
+        assert result.rank_accuracy(k, num_others) == pytest.approx(np.mean(hits), abs=0.06)
+        assert result.rank_accuracy(k) < result.rank_accuracy(k, num_others) < 1
+    assert result.rank_accuracy(1, 11) == pytest.approx(result.rank_accuracy(1))
+    assert result.rank_accuracy(1, 0) == 1
+    with pytest.raises(UserError, match="a gallery with 12 other entries cannot be drawn from 11"):
+        result.rank_accuracy(1, 12)
+
+
+def test_points_of_the_roc_curve_lie_on_that_of_scikit_learn() -> None:
+    probes, gallery = make_embeddings(30, noise=1.0)
+    result = match(probes, gallery, range(30), range(30))
+    false_rates, true_rates = result.roc()
+    similarities = (probes / np.linalg.norm(probes, axis=1)[:, None]) @ (gallery / np.linalg.norm(gallery, axis=1)[:, None]).T
+    expected = roc_curve(np.eye(30).ravel(), similarities.ravel(), drop_intermediate=False)
+    points = set(zip(np.round(expected[0], 9), np.round(expected[1], 9), strict=True))
+    assert set(zip(np.round(false_rates, 9), np.round(true_rates, 9), strict=True)) <= points
+    assert np.trapezoid(true_rates, false_rates) == pytest.approx(result.auroc())
+
+
 def test_perfect_embeddings() -> None:
     axes = np.eye(5, dtype=np.float32)
     result = match(axes, 3 * axes, range(5), range(5))
