@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-import data_tools.external_sort
+import data_tools.scratch_database
 import data_tools.shards.tables
-from data_tools.build.planning import Plan
+from data_tools.build.planning import make_plan
 from data_tools.build.staging import INDEX_DTYPE, index_path
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
@@ -115,9 +115,9 @@ def plan(folder: Path, num_crops: int) -> Callable[[], None]:
     num_chunks = write_staging(folder, num_crops)
 
     def run() -> None:
-        with Plan(folder, num_chunks, 0.05) as made:
+        with make_plan(folder, num_chunks, 0.05) as made:
             num_places = sum(len(places) for split in made.counts for places in made.places(split, CROPS_PER_SHARD))
-            num_repeats = sum(len(chunk.repeats) for chunk in made.chunks())
+            num_repeats = sum(num_crops for _, _, num_crops in made.repeats())
         assert num_places + num_repeats == num_crops
         assert 0 < num_repeats < 2 * REPEATED * num_crops
 
@@ -186,11 +186,11 @@ def main() -> None:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("folder", type=Path, help="an empty one")
     parser.add_argument("--crops", type=int, required=True)
-    parser.add_argument("--buffer-bytes", type=int, help="of each sort on disk, instead of the usual")
+    parser.add_argument("--memory", help="limit for scratch databases, such as 64MB")
     parser.add_argument("--rows-per-group", type=int, help="of the table, instead of the usual")
     arguments = parser.parse_args()
-    if arguments.buffer_bytes:
-        data_tools.external_sort._BUFFER_BYTES = arguments.buffer_bytes
+    if arguments.memory:
+        data_tools.scratch_database._MEMORY = arguments.memory
     if arguments.rows_per_group:
         data_tools.shards.tables.ROWS_PER_GROUP = arguments.rows_per_group
     run = STEPS[arguments.step](arguments.folder, arguments.crops)

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from data_tools.build.listing import Listing
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
-from data_tools.build.planning import Plan
+from data_tools.build.planning import Plan, make_plan
 from data_tools.build.rejected import rejected_rows, rejected_tables
 from data_tools.build.sharding import make_shard_tasks, read_result, result_path, rows_path, shard_names, write_shard
 from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
@@ -104,8 +104,8 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
     remove_temporary_files(out)
     with pool as workers:
         num_chunks = _stage(options, files, staging, workers)
-        with Plan(staging, num_chunks, options.valid_fraction) as plan:
-            rejected = rejected_rows(files, plan, staging)
+        with make_plan(staging, num_chunks, options.valid_fraction) as plan:
+            rejected = rejected_rows(files, plan, staging, num_chunks)
             if not any(counts.crops for counts in plan.counts.values()):
                 raise _nothing_usable(rejected, options)
             shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)

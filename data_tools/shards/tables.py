@@ -3,25 +3,23 @@
 A table of all crops may be larger than memory, so nothing here holds more of one than a row group.
 """
 
-import hashlib
+import glob
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
+from data_tools.scratch_database import scratch_database
 from data_tools.shards.manifest import DatasetError
 
 # A group costs a reader 16 kB of memory for its description, however few rows it has.
 ROWS_PER_GROUP = 1 << 16
-_NAME_HASH_BYTES = 16
 
 # One row per crop. The order of rows is that of splits, then shards, then places in the shard.
 SAMPLES_SCHEMA = pa.schema(
@@ -117,20 +115,34 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 @contextmanager
+def open_samples(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Opens a scratch database in which samples.parquet is the view ``samples``.
+
+    Raises:
+        DatasetError: the table cannot be read.
+        OSError: a scratch file cannot be written.
+    """
+    with scratch_database() as database:
+        try:
+            database.read_parquet(glob.escape(str(path))).create_view("samples")
+            yield database
+        except (duckdb.Error, UnicodeDecodeError) as error:
+            if isinstance(error, duckdb.OperationalError) and str(path) not in str(error):
+                raise  # an error of the scratch database's own files
+            raise _unreadable(path, error) from None
+
+
+@contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Says of an error which file cannot be read."""
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())
-        raise DatasetError(f"{path}: cannot be read ({reason}); build the dataset again") from None
+        raise _unreadable(path, error) from None
 
 
-def hash_names(*columns: pa.ChunkedArray) -> NDArray[np.uint64]:
-    """Hashes of names, or of tuples of names, that two different ones do not share: uint64 [n, 2] of columns [n]."""
-    names = columns[0] if len(columns) == 1 else pc.binary_join_element_wise(*columns, "\0")
-    hashes = (hashlib.blake2b(name, digest_size=_NAME_HASH_BYTES).digest() for name in names.cast(pa.binary()).to_pylist())
-    return np.frombuffer(b"".join(hashes), dtype="<u8").reshape(-1, _NAME_HASH_BYTES // 8)
+def _unreadable(path: Path, error: Exception) -> DatasetError:
+    return DatasetError(f"{path}: cannot be read ({' '.join(str(error).split())}); build the dataset again")
 
 
 def reason_category(reason: str) -> str:

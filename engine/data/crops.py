@@ -11,22 +11,23 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from data_tools.external_sort import ExternalSort
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
+from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SAMPLES_FILE, SHARDS_FOLDER, DatasetError
-from data_tools.shards.tables import hash_names
+from data_tools.shards.tables import open_samples
 from data_tools.shards.tar import NPY_HEADER_BYTES
 
 _LEAD_BYTES = CROP_SAMPLES * 2
 _TAR_NAME_BYTES = 100  # at the start of a member's header
-_COLUMNS = ("shard", "offset", "source", "recording", "patient", "num_valid_samples")
+_COLUMNS = ("shard", "offset", "num_valid_samples")
 # Windows of the sample order touch a few shards at a time; files of others are closed again.
 _MAX_OPEN_SHARDS = 64
 
@@ -59,23 +60,20 @@ class CropStore:
         numbers = {Path(shard.file).name: number for number, shard in enumerate(dataset.shards(split))}
         self._shard_names = list(numbers)
         shards, offsets = [], []
-        with ExternalSort(3, 3) as recordings, ExternalSort(3, 3) as patients:  # hash, row
-            for table in dataset.iterate_samples(split, _COLUMNS):
-                complete = table.filter(pc.equal(table["num_valid_samples"], CROP_SAMPLES))
-                rows = np.arange(complete.num_rows) + len(recordings)
-                recordings.add(hash_names(complete["source"], complete["recording"]), rows)
-                patients.add(hash_names(complete["source"], complete["patient"]), rows)
-                offsets.append(complete["offset"].to_numpy() + NPY_HEADER_BYTES)
-                shards.append(_number_shards(complete["shard"], numbers, dataset.path))
-            self.num_crops = len(recordings)
-            if not self.num_crops:
-                raise DatasetError(
-                    f"{dataset.path}: split '{split}' has no complete 10-s crop; build it from more or longer recordings"
-                )
-            self.recording = _number(recordings)
-            self.patient = _number(patients)
-        self._offsets = np.concatenate(offsets)
-        self._shards = np.concatenate(shards)
+        for table in dataset.iterate_samples(split, _COLUMNS):
+            complete = table.filter(pc.equal(table["num_valid_samples"], CROP_SAMPLES))
+            offsets.append(complete["offset"].to_numpy() + NPY_HEADER_BYTES)
+            shards.append(_number_shards(complete["shard"], numbers, dataset.path))
+        self._offsets = np.concatenate([*offsets, np.empty(0, np.int64)])
+        self._shards = np.concatenate([*shards, np.empty(0, np.int32)])
+        self.num_crops = len(self._offsets)
+        if not self.num_crops:
+            raise DatasetError(
+                f"{dataset.path}: split '{split}' has no complete 10-s crop; build it from more or longer recordings"
+            )
+        with open_samples(dataset.path / SAMPLES_FILE) as database:
+            self.recording = _number_by_appearance(database, split, "recording", self.num_crops)
+            self.patient = _number_by_appearance(database, split, "patient", self.num_crops)
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
@@ -170,19 +168,26 @@ def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: 
     return shards
 
 
-def _number(names: ExternalSort) -> npt.NDArray[np.int64]:
-    """Numbers things in order of appearance.
-
-    Args:
-        names: rows of the hash of a name, in two words, and of where it stands.
+def _number_by_appearance(
+    database: duckdb.DuckDBPyConnection, split: str, column: str, num_crops: int
+) -> npt.NDArray[np.int64]:
+    """Numbers the recordings or patients of a split's complete crops in order of appearance.
 
     Returns:
-        int64 [rows], counted from 0.
+        int64 [num_crops], counted from 0.
     """
-    numbers = np.empty(len(names), np.int64)
-    for rows, _, first in names.groups(2):
-        numbers[rows[:, 2].astype(np.int64)] = first[:, 2]
-    # So far the place of each one's first appearance; how many others appeared before is its number.
-    num_before = np.cumsum(numbers == np.arange(len(numbers)))
-    num_before -= 1
-    return num_before[numbers]
+    query = f"""
+        SELECT row, min(row) OVER (PARTITION BY source, {column}) AS first_row FROM (
+            SELECT row_number() OVER () - 1 AS row, source, {column} FROM samples
+            WHERE split = ? AND num_valid_samples = ?
+        ) ORDER BY row
+    """  # noqa: S608  (the column is not the user's)
+    numbers = np.empty(num_crops, np.int64)
+    num_found = 0
+    for batch in read_batches(database, query, [split, CROP_SAMPLES]):
+        rows, first_rows = (values.to_numpy() for values in batch.columns)
+        new = rows[rows == first_rows]
+        numbers[new] = np.arange(num_found, num_found + len(new))
+        numbers[rows] = numbers[first_rows]
+        num_found += len(new)
+    return numbers

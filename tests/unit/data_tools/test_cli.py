@@ -1,11 +1,10 @@
-import errno
-import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import NoReturn
 
+import duckdb
 import pytest
 from dataset_fixtures import write_dataset
 from recording_files import random_signal, write_recording
@@ -116,12 +115,11 @@ def test_verify_lists_problems_and_fails(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_full_disk_for_scratch_files_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
-    def full(folder: Path) -> NoReturn:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    def full(config: object) -> NoReturn:
+        raise duckdb.OutOfMemoryException("failed to offload data block")
 
     dataset = write_dataset(tmp_path / "data", {"pretrain": 3, "valid": 1})
-    monkeypatch.setattr("data_tools.external_sort._BUFFER_BYTES", 16)
-    monkeypatch.setattr("data_tools.external_sort._scratch_file", full)
+    monkeypatch.setattr(duckdb, "connect", full)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(tempfile, "tempdir", None)
     status, _, err = run(capsys, command, dataset)

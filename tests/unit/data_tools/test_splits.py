@@ -1,46 +1,19 @@
-import math
-import tempfile
-from pathlib import Path
-
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-import data_tools.external_sort
-from data_tools.external_sort import ExternalSort
-from data_tools.splits import LinkedPatients, last_valid, seeded_hash
-
-few_rows_in_memory = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+from data_tools.splits import find_representatives, num_valid_patients, seeded_hash
 
 
-@pytest.fixture(autouse=True)
-def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 64)
-
-
-def choose(patients: list[int], fraction: float) -> int:
-    with ExternalSort(1, 1) as sort:
-        sort.add(np.array(patients, np.uint64))
-        return last_valid(sort, fraction)
-
-
-@few_rows_in_memory
-@given(st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=60), st.floats(0, 0.99))
-def test_the_patients_with_the_smallest_hashes_are_for_validation(patients: list[int], fraction: float) -> None:
-    last = choose(patients, fraction)
-    distinct = sorted(set(patients))
-    num_valid = min(math.ceil(fraction * len(distinct)), len(distinct) - 1)
-    assert [patient for patient in distinct if patient <= last] == distinct[:num_valid]
-    assert last == (distinct[num_valid - 1] if num_valid else -1)
-
-
-def test_two_patients_are_enough_for_a_validation_split() -> None:
-    assert choose([7, 3], 0.05) == 3
-
-
-def test_a_single_patient_is_for_training() -> None:
-    assert choose([7, 7], 0.5) == -1
+@pytest.mark.parametrize(
+    ("num_patients", "fraction", "expected"),
+    [(0, 0.5, 0), (1, 0.5, 0), (2, 0.05, 1), (100, 0.05, 5), (101, 0.05, 6), (9, 0.0, 0)],
+)
+def test_the_fraction_for_validation_is_rounded_up_but_leaves_a_patient(
+    num_patients: int, fraction: float, expected: int
+) -> None:
+    assert num_valid_patients(num_patients, fraction) == expected
 
 
 def test_hashes_depend_on_every_part() -> None:
@@ -60,10 +33,11 @@ def test_hashes_are_those_of_earlier_versions() -> None:
 
 
 def join(patients: list[int], links: list[tuple[int, int]]) -> list[int]:
-    with tempfile.TemporaryDirectory() as folder, ExternalSort(2, 2) as sort:
-        sort.add(np.array(links, np.uint64).reshape(-1, 2))
-        joined: list[int] = LinkedPatients(sort, Path(folder)).join(np.array(patients, np.uint64)).tolist()
-    return joined
+    rows = np.array(sorted(set(links)), np.uint64).reshape(-1, 2)
+    linked, representatives = find_representatives(rows)
+    assert linked.tolist() == sorted({patient for link in links for patient in link})
+    found = dict(zip(linked.tolist(), representatives.tolist(), strict=True))
+    return [found.get(patient, patient) for patient in patients]
 
 
 def join_in_memory(patients: list[int], links: list[tuple[int, int]]) -> list[int]:
@@ -75,7 +49,6 @@ def join_in_memory(patients: list[int], links: list[tuple[int, int]]) -> list[in
     return [root[patient] for patient in patients]
 
 
-@few_rows_in_memory
 @given(st.lists(st.integers(0, 12), max_size=30), st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), max_size=12))
 def test_patients_linked_by_any_chain_are_joined_and_no_others(patients: list[int], links: list[tuple[int, int]]) -> None:
     # To this one of them, or datasets would be split otherwise than by earlier versions.

@@ -2,25 +2,19 @@
 
 import math
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import data_tools.external_sort
-from data_tools.build.planning import Plan
+from data_tools.build.planning import make_plan
 from data_tools.build.staging import INDEX_DTYPE, index_path
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 
 Place = tuple[int, int, int]  # chunk, offset, bytes of metadata
-
-
-@pytest.fixture(autouse=True)
-def small_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 200)
 
 
 def signal(number: int) -> bytes:
@@ -94,14 +88,14 @@ def test_a_plan_is_the_one_made_in_memory(chunks: list[NDArray[np.void]], fracti
         for number, index in enumerate(chunks):
             np.save(index_path(folder, number), index)
         num_files = len(list(folder.iterdir()))
-        with Plan(folder, len(chunks), fraction) as plan:
+        with make_plan(folder, len(chunks), fraction) as plan:
             assert {split: tuple(found.model_dump().values()) for split, found in plan.counts.items()} == counts
             for split, expected in places.items():
                 shards = [[tuple(place) for place in shard.tolist()] for shard in plan.places(split, crops_per_shard)]
                 assert all(len(shard) == crops_per_shard for shard in shards[:-1])
                 assert [place for shard in shards for place in shard] == expected
-            found_chunks = list(plan.chunks())
-            assert [tuple(pair) for chunk in found_chunks for pair in chunk.repeats.tolist()] == repeats
-            used = {(chunk.number, int(offset)) for chunk in found_chunks for offset in chunk.crops["offset"]}
-            assert used == {place[:2] for split in places.values() for place in split}
+            assert list(plan.repeats()) == [(*pair, times) for pair, times in sorted(Counter(repeats).items())]
+            num_staged = Counter(int(recording) for index in chunks for recording in index["recording"])
+            num_used = num_staged - Counter(recording for recording, _ in repeats)
+            assert list(plan.num_used()) == sorted(num_used.items())
         assert len(list(folder.iterdir())) == num_files

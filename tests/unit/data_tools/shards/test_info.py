@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import data_tools.external_sort
 import data_tools.shards.tables
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.info import describe_dataset
@@ -63,7 +62,6 @@ def line(split: str, name: str, rows: list[Row]) -> str:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_counts_are_those_of_a_naive_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
-    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 100)
     monkeypatch.setattr(data_tools.shards.tables, "ROWS_PER_GROUP", 5)
     rows = make_rows(seed)
     write_groups(tmp_path / SAMPLES_FILE, SAMPLES_SCHEMA, (samples_table([row]) for row in rows))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import data_tools.shards.tables
 from data_tools.shards.manifest import DatasetError
-from data_tools.shards.tables import hash_names, read_groups, write_groups
+from data_tools.shards.tables import read_groups, write_groups
 
 SCHEMA = pa.schema([pa.field("number", pa.int64()), pa.field("name", pa.string())])
 
@@ -55,13 +55,3 @@ def test_a_table_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"table\.parquet: cannot be read .*build the dataset again") as error:
         list(read_groups(path))
     assert "\n" not in str(error.value)
-
-
-def test_hashes_are_equal_for_equal_names_only() -> None:
-    names = ["a", "", "b", "a", "a\0", "ä", "a" * 1000]
-    hashes = [tuple(row) for row in hash_names(pa.chunked_array([names[:3], names[3:]])).tolist()]
-    for name, hash_ in zip(names, hashes, strict=True):
-        assert [other == name for other in names] == [other == hash_ for other in hashes]
-    pairs = hash_names(pa.chunked_array([["a", "ab", "a"]]), pa.chunked_array([["bc", "c", "bc"]])).tolist()
-    assert pairs[0] == pairs[2] != pairs[1]
-    assert hash_names(pa.chunked_array([[]], pa.string())).shape == (0, 2)

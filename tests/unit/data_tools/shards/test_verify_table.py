@@ -10,7 +10,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import data_tools.external_sort
 import data_tools.shards.tables
 from data_tools.shards.manifest import BuildInfo, IndexInfo, Manifest, ShardInfo, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, samples_table, write_groups
@@ -23,7 +22,6 @@ every_table = settings(max_examples=40, suppress_health_check=[HealthCheck.funct
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 100)
     monkeypatch.setattr(data_tools.shards.tables, "ROWS_PER_GROUP", 3)
 
 

@@ -10,7 +10,6 @@ import pytest
 from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
 from numpy.typing import NDArray
 
-import data_tools.external_sort
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.data import CropStore
@@ -104,14 +103,11 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Pa
         read(store, [store.num_crops - 1])
 
 
-def test_a_table_in_many_pieces_is_the_same_to_it(
-    dataset: Dataset, store: CropStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropStore, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(dataset.path, folder)
     table = pq.read_table(folder / "samples.parquet")
     pq.write_table(table, folder / "samples.parquet", row_group_size=4)
-    monkeypatch.setattr(data_tools.external_sort, "_BUFFER_BYTES", 100)
     pieces = CropStore(Dataset(folder, dataset.manifest), "pretrain")
     rows = range(store.num_crops)
     assert pieces.keys(rows) == store.keys(rows)

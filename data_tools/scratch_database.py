@@ -1,0 +1,61 @@
+"""A scratch database for questions about all crops at once: which occur twice, in which order they go.
+
+DuckDB sorts and groups out of core, so memory does not grow with the number of crops.
+"""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+# A hundred million crops need no more; every thread takes its share.
+_MEMORY = "512MB"
+_MAX_THREADS = 4
+_BATCH_ROWS = 100_000
+
+
+@contextmanager
+def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Opens an empty database that spills to disk what does not fit in memory, and is gone at the end.
+
+    Args:
+        folder: where to spill; None for TMPDIR, or else the system's folder for large temporary files.
+
+    Raises:
+        OSError: the folder cannot be written to, or the disk is full.
+    """
+    parent = folder or _default_folder()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ecg-engine-", dir=parent) as spill:
+            threads = min(_MAX_THREADS, os.cpu_count() or 1)
+            with duckdb.connect(config={"memory_limit": _MEMORY, "threads": threads, "temp_directory": spill}) as database:
+                yield database
+    except duckdb.OutOfMemoryException:  # memory is bounded by spilling, so it is the disk that had no room
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent)) from None
+    except duckdb.IOException as error:
+        raise OSError(errno.EIO, " ".join(str(error).split()), str(parent)) from None
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":
+            raise
+        raise KeyboardInterrupt from None  # DuckDB's own name for Ctrl-C
+
+
+def read_batches(
+    database: duckdb.DuckDBPyConnection, query: str, parameters: Sequence[object] = (), batch_rows: int = _BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """Runs a query and yields ``batch_rows`` rows at a time; the last batch may be shorter.
+
+    Each call has a cursor of its own, so several may be read in turns.
+    """
+    yield from database.cursor().sql(query, params=list(parameters)).to_arrow_reader(batch_rows)
+
+
+def _default_folder() -> Path:
+    # /tmp, which Python would choose, is held in memory on many systems.
+    large = Path("/var") / "tmp"
+    return large if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else Path(tempfile.gettempdir())
