@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
+from data_tools.validation import describe_validation_error
 
 FORMAT: Final = "ecg-engine-dataset"
 FORMAT_VERSION: Final = 1
@@ -129,9 +130,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise DatasetError(f"{path}: field '{place}' is not in order ({first['msg']}); build the dataset again") from None
+        raise DatasetError(f"{path}: {describe_validation_error(error)}; build the dataset again") from None
     if manifest.leads != LEADS:
         raise DatasetError(f"{path}: field 'leads' is {', '.join(manifest.leads)}; needed are {', '.join(LEADS)}")
     return manifest

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from data_tools.validation import explain_mistake
 from engine.config.base import RunConfig
 from engine.config.strict_yaml import parse_yaml
 from engine.options import Options, UserError
@@ -164,16 +165,12 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
         if elsewhere:
             return f"no such key; did you mean '{elsewhere[0]}'?"
         return f"no such key{_suggest(key, _fields(config_class, mistake['loc'][:-1]), parent)}"
-    if kind == "missing":
-        return "is missing"
-    if kind == "value_error":
-        return str(mistake["ctx"]["error"])
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         known = [str(choice.model_fields["name"].default) for choice in _candidates(config_class, mistake["loc"])]
         if kind == "union_tag_not_found":
             return f"'name' is missing; known: {', '.join(known)}"
         return f"unknown name '{mistake['ctx']['tag']}'{_suggest(str(mistake['ctx']['tag']), known)}"
-    return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, got {mistake['input']!r}"
+    return explain_mistake(mistake)
 
 
 def _key_path(location: Sequence[int | str], values: Any) -> str:

@@ -1,10 +1,10 @@
-"""Weights in and out.
+"""Importing and exporting weights.
 
-native.py           the native folder (engine/models/pretrained.py) together with the heads of pre-training
-torch_files.py      files of torch.save, read without running code from them
-fairseq_cfg.py      a checkpoint of the official implementation (fairseq-signals, ECG-FM): what its cfg says
-fairseq_keys.py     the official names of tensors and ours
-fairseq.py          from such a checkpoint and back to one
-zero_checkpoint.py  from a checkpoint of a run, of any ZeRO stage
-onnx_export.py      to ONNX, checked in onnxruntime
+native.py           the native folder (engine/models/pretrained.py) with the heads of pre-training
+torch_files.py      reads files of torch.save without running code from them
+fairseq_cfg.py      the cfg of official checkpoints (fairseq-signals, ECG-FM)
+fairseq_keys.py     names of tensors in official checkpoints and in this engine
+fairseq.py          official checkpoints to the native folder, and back
+zero_checkpoint.py  checkpoints of a run, of any ZeRO stage, to the native folder
+onnx_export.py      the native folder to ONNX, checked with onnxruntime
 """

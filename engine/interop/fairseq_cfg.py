@@ -1,21 +1,21 @@
-"""What the ``cfg`` of a checkpoint of the official implementation says of its model, and such a ``cfg`` for ours.
+"""The ``cfg`` of an official checkpoint: what it says about the model, and a ``cfg`` for a model of ours.
 
-The official implementation is fairseq-signals (https://github.com/Jwoo5/fairseq-signals), ECG-FM's too. Its ``cfg`` is a
-nested dict; a key that is absent has the default of the official configuration classes. Nothing in it is evaluated.
+The official implementation is fairseq-signals (https://github.com/Jwoo5/fairseq-signals), which ECG-FM uses too. Its ``cfg`` is
+a nested dict; missing keys have the defaults of the official configuration classes. Nothing in it is evaluated.
 """
 
-import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from data_tools.recording import SAMPLING_RATE
+from data_tools.validation import describe_validation_error, shorten
 from engine.interop.native import objective_section
 from engine.models import EncoderOptions, ModelConfig
-from engine.models.pretrained import describe_mistake
 from engine.options import UserError
 
 Family = Literal["w2v", "w2v_cmsc", "encoder", "classifier", "identifier"]
@@ -32,19 +32,185 @@ MODELS: Final[dict[str, Family]] = {
     "linear_projection": "classifier",
     "arcface": "identifier",
 }
-"""``cfg.model._name`` -> what it is: pre-training with heads or without any, or fine-tuned (tensors below ``encoder.``)."""
+"""``cfg.model._name`` -> kind of model: pre-training, with heads or without, or fine-tuned (tensors below ``encoder.``)."""
 
 _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
-# What fine-tuning sets anew; the rest of its encoder is as in the cfg of the pre-training, which it keeps.
-_SET_ANEW = ("dropout", "attention_dropout", "dropout_input", "feature_grad_mult")
+# What fine-tuning sets anew, and its defaults; the rest of the encoder is described by the cfg of pre-training, kept inside.
+_FINE_TUNING_DEFAULTS: Final = {"dropout": 0.0, "attention_dropout": 0.0, "dropout_input": 0.0, "feature_grad_mult": 0.0}
 
-# No model is larger; a cfg that says so would have us build modules for hours.
-_LARGEST_NUMBER = 1_000_000
-_MOST_LAYERS = 1_000
+# Official keys -> ours, for reading and writing.
+_ENCODER_KEYS: Final = {
+    "feature_grad_mult": "feature_grad_scale",
+    "dropout_features": "feature_dropout",
+    "dropout_input": "input_dropout",
+    "encoder_embed_dim": "width",
+    "encoder_layers": "depth",
+    "encoder_attention_heads": "num_heads",
+    "encoder_ffn_embed_dim": "mlp_width",
+    "dropout": "dropout",
+    "attention_dropout": "attention_dropout",
+    "conv_pos": "pos_kernel",
+    "conv_pos_groups": "pos_groups",
+}
+_W2V_KEYS: Final = {
+    "mask_length": "mask_span",
+    "num_negatives": "num_negatives",
+    "logit_temp": "temperature",
+    "final_dim": "final_width",
+    "latent_groups": "num_codebooks",
+    "latent_vars": "num_codes",
+    "latent_dim": "code_width",
+}
+
 _MAX_BLOCKS = 64
 _TUPLE = r"\( *\d{1,6} *, *\d{1,6} *, *\d{1,6} *,? *\)"
-_LIST = rf"\[ *{_TUPLE}(?: *, *{_TUPLE})* *,? *\]"
-_TERM = re.compile(rf" *({_LIST})(?: *\* *(\d{{1,2}}))? *(\+|$)")
+_TERM = re.compile(rf" *(\[ *{_TUPLE}(?: *, *{_TUPLE})* *,? *\])(?: *\* *(\d{{1,2}}))? *(\+|$)")
+
+
+def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
+    """Returns the convolutions (channels, kernel, stride) of ``conv_feature_layers`` without evaluating it.
+
+    Args:
+        value: lists of integer triples, optionally multiplied and added, such as ``[(256, 2, 2)] * 4``; or the list itself.
+
+    Raises:
+        ValueError: anything else.
+    """
+    layers = list(_parse_sum(value)) if isinstance(value, str) else value
+    try:
+        triples = [(channels, kernel, stride) for channels, kernel, stride in layers]
+    except (TypeError, ValueError):
+        triples = []
+    if not triples or any(type(number) is not int for triple in triples for number in triple):
+        raise ValueError(f"{shorten(value)} is not a list of integers (channels, kernel, stride)")
+    if len(triples) > _MAX_BLOCKS:
+        raise ValueError(f"expected at most {_MAX_BLOCKS} convolutions, got {len(triples)}")
+    return triples
+
+
+def _parse_sum(text: str) -> Iterator[tuple[int, ...]]:
+    position, more = 0, True
+    while more:
+        match = _TERM.match(text, position) if len(text) < 10_000 else None
+        if match is None:
+            raise ValueError(
+                f"{shorten(text)} is not [(channels, kernel, stride), ...] * number; expressions are not evaluated"
+            )
+        numbers = [int(digits) for digits in re.findall(r"\d+", match[1])]
+        yield from list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) * int(match[2] or 1)
+        position, more = match.end(), match[3] == "+"
+
+
+def _parse_temperatures(value: Any) -> tuple[float, float, float]:
+    parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
+    try:
+        start, end, decay = (float(part) for part in parts)
+    except (TypeError, ValueError):
+        raise ValueError(f"expected three numbers (start, end, decay), got {shorten(value)}") from None
+    return start, end, decay
+
+
+# No model is larger.
+_Size = Annotated[int, Field(le=1_000_000)]
+
+
+class _Section(BaseModel):
+    """The keys of a part of the cfg that matter here, by strict type."""
+
+    model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+
+class _Cfg(_Section):
+    model: dict[Any, Any]
+    task: dict[Any, Any] | None = None
+
+
+class OfficialTask(_Section):
+    """``cfg.task``: sampling rate in Hz, and whether training standardized each segment and filtered the signals."""
+
+    sample_rate: int = Field(SAMPLING_RATE, ge=1)
+    normalize: bool = False
+    filter: bool = False
+
+
+class _Encoder(_Section):
+    conv_feature_layers: Annotated[list[tuple[int, int, int]], BeforeValidator(parse_conv_layers)] = [(256, 2, 2)] * 4
+    extractor_mode: Literal["default", "layer_norm"] = "default"
+    in_d: _Size = 12
+    feature_grad_mult: float = 1.0
+    dropout_features: float = 0.0
+    dropout_input: float = 0.0
+    encoder_embed_dim: _Size = 768
+    encoder_layers: _Size = 12
+    encoder_attention_heads: _Size = 12
+    encoder_ffn_embed_dim: _Size = 3072
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    conv_pos: _Size = 128
+    conv_pos_groups: _Size = 16
+    layer_norm_first: bool = False
+    conv_bias: bool = False
+    quantize_input: bool = False
+
+    @field_validator("layer_norm_first", "conv_bias", "quantize_input")
+    @classmethod
+    def _refuse_true(cls, value: bool) -> bool:
+        if value:
+            raise ValueError("true is not supported by this engine's encoder")
+        return value
+
+    @field_validator("conv_feature_layers")
+    @classmethod
+    def _check_layers(cls, layers: list[tuple[int, int, int]]) -> list[tuple[int, int, int]]:
+        if len(set(layers)) > 1 or layers[0][1:] != (2, 2):
+            raise ValueError(f"{shorten(layers)}: this engine supports only blocks of kernel 2, stride 2 and equal width")
+        return layers
+
+    def to_options(self) -> EncoderOptions:
+        return EncoderOptions.model_validate(
+            {ours: getattr(self, official) for official, ours in _ENCODER_KEYS.items()}
+            | {
+                "feature_channels": self.conv_feature_layers[0][0],
+                "feature_blocks": len(self.conv_feature_layers),
+                "norm": "group_norm" if self.extractor_mode == "default" else "layer_norm",
+            }
+        )
+
+
+class _W2V(_Section):
+    encoder_embed_dim: _Size = 768
+    quantize_targets: bool = False
+    target_glu: bool = False
+    mask_length: _Size = 10
+    mask_prob: float = 0.65
+    num_negatives: _Size = 100
+    logit_temp: float = 0.1
+    final_dim: _Size = 0
+    latent_groups: _Size = 2
+    latent_vars: _Size = 320
+    latent_dim: _Size = 0
+    latent_temp: Annotated[tuple[float, float, float], BeforeValidator(_parse_temperatures)] = (2.0, 0.5, 0.999995)
+
+    def to_objective(self, family: Family) -> dict[str, Any] | None:
+        """Returns the section ``objective`` to continue training with; None if no objective of ours has such heads."""
+        if not self.quantize_targets or self.target_glu:
+            return None
+        final_width = self.final_dim if self.final_dim > 0 else self.encoder_embed_dim
+        # Beyond what the cfg says, the official training is that of the preset official_w2v_cmsc_rlm.
+        w2v = {ours: getattr(self, official) for official, ours in _W2V_KEYS.items()} | {
+            "masking": "fixed_count",
+            "mask_probability": min(1.0, self.mask_prob / max(1, self.mask_length)),
+            "final_width": final_width,
+            "code_width": self.latent_dim if self.latent_dim > 0 else final_width,
+            **dict(zip(("gumbel_start", "gumbel_end", "gumbel_decay"), self.latent_temp, strict=True)),
+        }
+        cmsc = {"form": "symmetric", "negatives": "own_rank", "constant_norms": True}
+        return objective_section(family, {"w2v": w2v, "cmsc": cmsc} if family == "w2v_cmsc" else w2v)
+
+
+class _Classifier(_Section):
+    num_labels: _Size | None = None
+    output_size: _Size = 0
 
 
 @dataclass(frozen=True)
@@ -54,24 +220,20 @@ class OfficialModel:
     Attributes:
         name: ``cfg.model._name``.
         family: see :data:`MODELS`.
-        encoder: of ours, of the same architecture.
-        num_leads: of the input.
-        objective: section of ours for its pre-training heads; None without such heads, or if ours has no such objective.
-        num_labels: of a classifier.
-        sampling_rate: Hz.
-        is_standardized: whether its training standardized each segment, all leads together.
-        is_filtered: whether its training filtered the signals.
+        task: ``cfg.task``: the sampling rate in Hz, and whether training standardized and filtered the signals.
+        encoder: our options for the same architecture.
+        num_leads: number of leads of the input.
+        objective: our section for its pre-training heads; None if it has none, or none that we have.
+        num_labels: number of labels of a classifier.
     """
 
     name: str
     family: Family
+    task: OfficialTask
     encoder: EncoderOptions
     num_leads: int
     objective: dict[str, Any] | None
     num_labels: int | None
-    sampling_rate: int
-    is_standardized: bool
-    is_filtered: bool
 
     @property
     def is_fine_tuned(self) -> bool:
@@ -79,204 +241,60 @@ class OfficialModel:
         return self.family in _FINE_TUNED
 
 
-class _Section:
-    """A part of the cfg, read by type: a value of another type is an error that names it."""
-
-    def __init__(self, where: str, path: str, values: object) -> None:
-        if not isinstance(values, Mapping):
-            raise UserError(f"{where}: {path} is {_short(values)}, not a mapping: this is no checkpoint of fairseq-signals")
-        self.where, self.path, self.values = where, path, values
-
-    def integer(self, key: str, default: int) -> int:
-        value = int(self._typed(key, default, (int,), "an integer"))
-        if value > _LARGEST_NUMBER:
-            raise self.error(key, f"is {value}, more than {_LARGEST_NUMBER}")
-        return value
-
-    def number(self, key: str, default: float) -> float:
-        value = float(self._typed(key, default, (int, float), "a number"))
-        if not math.isfinite(value):
-            raise self.error(key, f"is {value}, not a finite number")
-        return value
-
-    def flag(self, key: str, *, default: bool) -> bool:
-        value = self.values.get(key, default)
-        if not isinstance(value, bool):
-            raise self.error(key, f"is {_short(value)}, not true or false")
-        return value
-
-    def error(self, key: str, text: str) -> UserError:
-        return UserError(f"{self.where}: {self.path}.{key} {text}")
-
-    def _typed(self, key: str, default: float, types: tuple[type, ...], what: str) -> Any:
-        value = self.values.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, types):
-            raise self.error(key, f"is {_short(value)}, not {what}")
-        return value
-
-
 def read_cfg(where: str, cfg: object) -> OfficialModel:
-    """Reads the model's part of a cfg.
+    """Reads what a cfg says about the model.
 
     Args:
         where: the checkpoint, for errors.
         cfg: the checkpoint's ``cfg``.
 
     Raises:
-        UserError: one line: an unknown model, a value of the wrong type, an expression, or an architecture that this
-            engine does not have.
+        UserError: an unknown model, a value of the wrong type, an expression, or an architecture that this engine does not
+            have.
     """
-    root = _Section(where, "cfg", cfg)
-    model = _Section(where, "cfg.model", root.values.get("model"))
-    task = _Section(where, "cfg.task", root.values.get("task") or {})
-    name = model.values.get("_name")
+    with _errors_in(where, "cfg"):
+        root = _Cfg.model_validate(cfg)
+    with _errors_in(where, "cfg.task"):
+        task = OfficialTask.model_validate(root.task or {})
+    name = root.model.get("_name")
     if not isinstance(name, str) or name not in MODELS:
-        raise model.error("_name", f"is {_short(name)}, no model that this engine knows; it knows {', '.join(MODELS)}")
+        raise UserError(f"{where}: cfg.model._name: unknown model {shorten(name)}; known: {', '.join(MODELS)}")
     family = MODELS[name]
-    rate = task.integer("sample_rate", SAMPLING_RATE)
-    if rate < 1:
-        raise task.error("sample_rate", f"is {rate}, and a sampling rate in Hz is 1 or more")
-    encoder = model
-    pretraining = model.values.get("args")
-    if family in _FINE_TUNED and isinstance(pretraining, Mapping) and isinstance(pretraining.get("model"), Mapping):
-        anew = {key: model.values[key] for key in _SET_ANEW if key in model.values}
-        encoder = _Section(where, "cfg.model.args.model", {**pretraining["model"], **anew})
-    return OfficialModel(
-        name=name,
-        family=family,
-        encoder=_encoder(encoder, is_fine_tuned=family in _FINE_TUNED),
-        num_leads=encoder.integer("in_d", 12),
-        objective=_objective(model, family),
-        num_labels=model.integer("num_labels", model.integer("output_size", 0)) if family == "classifier" else None,
-        sampling_rate=rate,
-        is_standardized=task.flag("normalize", default=False),
-        is_filtered=task.flag("filter", default=False),
-    )
+    path, values = _encoder_section(root.model, is_fine_tuned=family in _FINE_TUNED)
+    with _errors_in(where, path):
+        encoder = _Encoder.model_validate(values)
+        options = encoder.to_options()
+    objective = num_labels = None
+    with _errors_in(where, "cfg.model"):
+        if family == "classifier":
+            classifier = _Classifier.model_validate(root.model)
+            num_labels = classifier.output_size if classifier.num_labels is None else classifier.num_labels
+        elif family in {"w2v", "w2v_cmsc"}:
+            objective = _W2V.model_validate(root.model).to_objective(family)
+    return OfficialModel(name, family, task, options, encoder.in_d, objective, num_labels)
 
 
-def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
-    """The convolutions (channels, kernel, stride) in ``conv_feature_layers``, without evaluating anything.
-
-    Args:
-        value: lists of triples of integers, each perhaps times a number, added up, such as ``[(256, 2, 2)] * 4``; or the
-            list itself.
-
-    Raises:
-        ValueError: anything else.
-    """
-    layers = _parse_text(value) if isinstance(value, str) else value
+@contextmanager
+def _errors_in(where: str, path: str) -> Iterator[None]:
     try:
-        triples = [(channels, kernel, stride) for channels, kernel, stride in layers]
-    except (TypeError, ValueError):
-        raise ValueError("not a list of (channels, kernel, stride)") from None
-    if any(type(number) is not int for triple in triples for number in triple):
-        raise ValueError("not a list of three integers each")
-    if not 1 <= len(triples) <= _MAX_BLOCKS:
-        raise ValueError(f"has {len(triples)} convolutions, and 1 to {_MAX_BLOCKS} are possible")
-    return triples
-
-
-def _parse_text(text: str) -> list[tuple[int, int, int]]:
-    layers: list[tuple[int, int, int]] = []
-    position, more = 0, True
-    while more:
-        match = _TERM.match(text, position) if len(text) < 10_000 else None
-        if match is None:
-            raise ValueError("not of the form [(channels, kernel, stride), ...] * number, and no expression is evaluated")
-        numbers = [int(digits) for digits in re.findall(r"\d+", match[1])]
-        layers += list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) * int(match[2] or 1)
-        position, more = match.end(), match[3] == "+"
-    return layers
-
-
-def _encoder(model: _Section, *, is_fine_tuned: bool) -> EncoderOptions:
-    for key, reason in (
-        ("layer_norm_first", "normalizes before each half of a block"),
-        ("conv_bias", "has biases in its convolutions"),
-        ("quantize_input", "quantizes its input"),
-    ):
-        if model.flag(key, default=False):
-            raise model.error(key, f"is true: the model {reason}, which this engine's encoder does not")
-    text = model.values.get("conv_feature_layers", "[(256, 2, 2)] * 4")
-    try:
-        layers = parse_conv_layers(text)
-    except ValueError as error:
-        raise model.error("conv_feature_layers", f"is {_short(text)}: {error}") from None
-    if len(set(layers)) > 1 or layers[0][1:] != (2, 2):
-        raise model.error(
-            "conv_feature_layers", f"is {_short(text)}: this engine has blocks of kernel 2, stride 2 and equal width only"
-        )
-    mode = model.values.get("extractor_mode", "default")
-    if mode not in ("default", "layer_norm"):
-        raise model.error("extractor_mode", f"is {_short(mode)}, and 'default' and 'layer_norm' are known")
-    if model.integer("encoder_layers", 12) > _MOST_LAYERS:
-        raise model.error("encoder_layers", f"is more than {_MOST_LAYERS}")
-    try:
-        return EncoderOptions(
-            feature_channels=layers[0][0],
-            feature_blocks=len(layers),
-            norm="group_norm" if mode == "default" else "layer_norm",
-            feature_grad_scale=model.number("feature_grad_mult", 0.0 if is_fine_tuned else 1.0),
-            feature_dropout=model.number("dropout_features", 0.0),
-            input_dropout=model.number("dropout_input", 0.0),
-            width=model.integer("encoder_embed_dim", 768),
-            depth=model.integer("encoder_layers", 12),
-            num_heads=model.integer("encoder_attention_heads", 12),
-            mlp_width=model.integer("encoder_ffn_embed_dim", 3072),
-            dropout=model.number("dropout", 0.0 if is_fine_tuned else 0.1),
-            attention_dropout=model.number("attention_dropout", 0.0 if is_fine_tuned else 0.1),
-            pos_kernel=model.integer("conv_pos", 128),
-            pos_groups=model.integer("conv_pos_groups", 16),
-        )
+        yield
     except ValidationError as error:
-        raise UserError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
+        raise UserError(f"{where}: {describe_validation_error(error, path)}") from None
 
 
-def _objective(model: _Section, family: Family) -> dict[str, Any] | None:
-    """The objective's section, for training on; None if ours has no such heads."""
-    if family not in {"w2v", "w2v_cmsc"}:
-        return None
-    if not model.flag("quantize_targets", default=False) or model.flag("target_glu", default=False):
-        return None
-    final_width = model.integer("final_dim", 0)
-    final_width = final_width if final_width > 0 else model.integer("encoder_embed_dim", 768)
-    code_width = model.integer("latent_dim", 0)
-    temperatures = _temperatures(model)
-    # Beyond what the cfg says, the official training is that of the preset official_w2v_cmsc_rlm.
-    w2v = {
-        "masking": "fixed_count",
-        "mask_span": model.integer("mask_length", 10),
-        "mask_probability": min(1.0, model.number("mask_prob", 0.65) / max(1, model.integer("mask_length", 10))),
-        "num_negatives": model.integer("num_negatives", 100),
-        "temperature": model.number("logit_temp", 0.1),
-        "final_width": final_width,
-        "num_codebooks": model.integer("latent_groups", 2),
-        "num_codes": model.integer("latent_vars", 320),
-        "code_width": code_width if code_width > 0 else final_width,
-        "gumbel_start": temperatures[0],
-        "gumbel_end": temperatures[1],
-        "gumbel_decay": temperatures[2],
-    }
-    cmsc = {"form": "symmetric", "negatives": "own_rank", "constant_norms": True}
-    options = {"w2v": w2v, "cmsc": cmsc} if family == "w2v_cmsc" else w2v
-    try:
-        return objective_section(family, options)
-    except ValidationError as error:
-        raise UserError(f"{model.where}: {model.path}: {describe_mistake(error)}") from None
-
-
-def _temperatures(model: _Section) -> tuple[float, float, float]:
-    value = model.values.get("latent_temp", (2.0, 0.5, 0.999995))
-    parts = value.strip("()[] ").split(",") if isinstance(value, str) else value
-    try:
-        start, end, decay = (float(part) for part in parts)
-    except (TypeError, ValueError):
-        raise model.error("latent_temp", f"is {_short(value)}, not three numbers: start, end, decay") from None
-    return start, end, decay
+def _encoder_section(model: Mapping[Any, Any], *, is_fine_tuned: bool) -> tuple[str, Mapping[Any, Any]]:
+    """Returns the part of the cfg that describes the encoder, and its path."""
+    if not is_fine_tuned:
+        return "cfg.model", model
+    pretraining = model.get("args")
+    if not isinstance(pretraining, Mapping) or not isinstance(pretraining.get("model"), Mapping):
+        return "cfg.model", {**_FINE_TUNING_DEFAULTS, **model}
+    own = {key: model[key] for key in _FINE_TUNING_DEFAULTS if key in model}
+    return "cfg.model.args.model", {**_FINE_TUNING_DEFAULTS, **pretraining["model"], **own}
 
 
 def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any]:
-    """The official ``cfg`` of one of our models: architecture, and what the official loaders ask of it."""
+    """Returns the official ``cfg`` of a model of ours: its architecture, and what the official loaders need."""
     encoder = config.encoder
     objective: Any = config.objective
     name, w2v = "ecg_transformer", None
@@ -292,26 +310,22 @@ def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any
         "conv_feature_layers": f"[({encoder.feature_channels}, 2, 2)] * {encoder.feature_blocks}",
         "in_d": len(config.leads),
         "conv_bias": False,
-        "feature_grad_mult": encoder.feature_grad_scale,
-        "conv_pos": encoder.pos_kernel,
-        "conv_pos_groups": encoder.pos_groups,
-        "encoder_layers": encoder.depth,
-        "encoder_embed_dim": encoder.width,
-        "encoder_ffn_embed_dim": encoder.mlp_width,
-        "encoder_attention_heads": encoder.num_heads,
         "layer_norm_first": False,
-        "dropout": encoder.dropout,
-        "attention_dropout": encoder.attention_dropout,
         "activation_dropout": 0.0,
         "encoder_layerdrop": 0.0,
-        "dropout_input": encoder.input_dropout,
-        "dropout_features": encoder.feature_dropout,
         "apply_mask": has_mask_embedding,
         "mask_prob": 0.0,
         "mask_length": 10,
+        **{official: getattr(encoder, ours) for official, ours in _ENCODER_KEYS.items()},
     }
     if w2v is not None:
-        model |= _write_heads(w2v)
+        model |= {official: w2v[ours] for official, ours in _W2V_KEYS.items()} | {
+            "mask_prob": w2v["mask_probability"] * w2v["mask_span"],
+            "quantize_targets": True,
+            "quantize_input": False,
+            "target_glu": False,
+            "latent_temp": [w2v["gumbel_start"], w2v["gumbel_end"], w2v["gumbel_decay"]],
+        }
     if config.labels is not None:
         model |= {
             "_name": "ecg_transformer_classifier",
@@ -322,25 +336,3 @@ def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any
         }
     task = shared | {"_name": "ecg_pretraining" if config.labels is None else "ecg_classification"}
     return {"task": task | {"sample_rate": config.sampling_rate}, "model": model, "criterion": None, "lr_scheduler": None}
-
-
-def _write_heads(w2v: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "mask_prob": w2v["mask_probability"] * w2v["mask_span"],
-        "mask_length": w2v["mask_span"],
-        "final_dim": w2v["final_width"],
-        "quantize_targets": True,
-        "quantize_input": False,
-        "target_glu": False,
-        "latent_vars": w2v["num_codes"],
-        "latent_groups": w2v["num_codebooks"],
-        "latent_dim": w2v["code_width"],
-        "latent_temp": [w2v["gumbel_start"], w2v["gumbel_end"], w2v["gumbel_decay"]],
-        "logit_temp": w2v["temperature"],
-        "num_negatives": w2v["num_negatives"],
-    }
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,6 +1,6 @@
-"""The names of tensors in the official implementation, and ours.
+"""Names of tensors in official checkpoints and in this engine.
 
-Both directions follow one table, so that what was read can be written again, bit for bit.
+One table serves both directions, so that imported weights can be exported again bit for bit.
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,28 +12,28 @@ from torch import Tensor
 from engine.models import EncoderOptions
 
 KeyTable = dict[str, tuple[str, ...]]
-"""Our name -> the official one, or the several whose rows ours has one after another."""
+"""Our name -> the official names, whose rows are concatenated in ours."""
 
 _POS_CONV = "conv_pos.pos_conv.0"
 _ALIASES: Final[dict[str, str]] = {
-    # Before it was a module of its own.
+    # Before it became a module of its own.
     "encoder.pos_conv.0.": f"{_POS_CONV}.",
-    # torch's older weight norm.
+    # PyTorch's older weight norm.
     f"{_POS_CONV}.weight_g": f"{_POS_CONV}.parametrizations.weight.original0",
     f"{_POS_CONV}.weight_v": f"{_POS_CONV}.parametrizations.weight.original1",
 }
 
 HEADS: Final[tuple[str, ...]] = ("quantizer.", "project_q.", "final_proj.", "target_glu.")
-"""How the official names of the pre-training heads begin."""
+"""Prefixes of the official names of the pre-training heads."""
 
 
 def key_table(encoder: EncoderOptions, *, heads: str | None, has_mask_embedding: bool) -> KeyTable:
-    """The table for one architecture, in the order of the official state dict.
+    """Returns the table for an architecture, in the order of the official state dict.
 
     Args:
-        encoder: sizes and norm.
-        heads: how our names of the wav2vec 2.0 heads begin, such as ``objective.w2v.``; None without them.
-        has_mask_embedding: whether the official state dict has one.
+        encoder: the encoder's options.
+        heads: prefix of our names of the wav2vec 2.0 heads, such as ``objective.w2v.``; None without heads.
+        has_mask_embedding: whether the official state dict has a mask embedding.
     """
     table: KeyTable = {"encoder.mask_embedding.embedding": ("mask_emb",)} if has_mask_embedding else {}
     for i in range(encoder.depth):
@@ -61,12 +61,12 @@ def key_table(encoder: EncoderOptions, *, heads: str | None, has_mask_embedding:
 
 
 def below_encoder(table: KeyTable) -> KeyTable:
-    """The table of a fine-tuned model, whose official names are below ``encoder.``."""
+    """Returns the table of a fine-tuned model, whose official names are below ``encoder.``."""
     return {ours: tuple(f"encoder.{name}" for name in official) for ours, official in table.items()}
 
 
 def has_projection(encoder: EncoderOptions) -> bool:
-    """Whether the official encoder projects its features; of features as wide as the transformer it does not."""
+    """Returns whether the official encoder projects its features: not if they are as wide as the transformer."""
     return encoder.feature_channels != encoder.width
 
 
@@ -74,14 +74,14 @@ def _block(ours: str, official: str) -> KeyTable:
     table: KeyTable = {}
     for kind in ("weight", "bias"):
         table[f"{ours}.attention.qkv.{kind}"] = tuple(f"{official}.self_attn.{part}_proj.{kind}" for part in "qkv")
-    for own_part, part in (
+    for our_part, part in (
         ("attention.out", "self_attn.out_proj"),
         ("attention_norm", "self_attn_layer_norm"),
         ("fc1", "fc1"),
         ("fc2", "fc2"),
         ("mlp_norm", "final_layer_norm"),
     ):
-        table |= dict(_both(f"{ours}.{own_part}", f"{official}.{part}"))
+        table |= dict(_both(f"{ours}.{our_part}", f"{official}.{part}"))
     return table
 
 
@@ -90,25 +90,25 @@ def _both(ours: str, official: str) -> Iterator[tuple[str, tuple[str]]]:
         yield f"{ours}.{kind}", (f"{official}.{kind}",)
 
 
-def modern_names(names: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors with older official names replaced by today's; a tensor that then stands twice keeps its older name.
+def rename_to_current(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Replaces older official names by current ones, unless the current name exists already.
 
     Args:
-        names: the official state dict.
-        prefix: ``encoder.`` for a fine-tuned model, else nothing.
+        tensors: the official state dict.
+        prefix: ``encoder.`` for a fine-tuned model, else empty.
     """
     renamed: dict[str, Tensor] = {}
-    for name, tensor in names.items():
+    for name, tensor in tensors.items():
         new = name
         for old_start, new_start in _ALIASES.items():
             if new.startswith(prefix + old_start):
                 new = prefix + new_start + new.removeprefix(prefix + old_start)
-        renamed[name if new != name and (new in names or new in renamed) else new] = tensor
+        renamed[name if new != name and (new in tensors or new in renamed) else new] = tensor
     return renamed
 
 
 def to_ours(official: Mapping[str, Tensor], table: KeyTable, shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Our tensors from the official ones, which must have the names and shapes that :func:`to_official` gives."""
+    """Returns our tensors from the official ones, whose names and shapes must be those that :func:`to_official` returns."""
     ours: dict[str, Tensor] = {}
     for name, parts in table.items():
         tensors = [official[part] for part in parts]
@@ -117,7 +117,7 @@ def to_ours(official: Mapping[str, Tensor], table: KeyTable, shapes: Mapping[str
 
 
 def to_official(ours: Mapping[str, Tensor], table: KeyTable) -> dict[str, Tensor]:
-    """The official tensors from ours."""
+    """Returns the official tensors from ours."""
     official: dict[str, Tensor] = {}
     for name, parts in table.items():
         tensor = ours[name]

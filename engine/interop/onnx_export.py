@@ -1,8 +1,8 @@
-"""A native folder as an ONNX file, which onnxruntime and others run without PyTorch.
+"""The native folder to an ONNX file, which onnxruntime and others run without PyTorch.
 
-One input, ``segments`` [batch, leads, samples] in mV, of any batch size and length; outputs ``embedding`` [batch, width], its
-mean over time; ``tokens`` [batch, tokens, width]; and, of a classifier, ``logits`` [batch, labels]. The model's normalization
-is part of the graph, over each segment. What ``config.json`` says stands in the file's metadata, each value as JSON.
+Input: ``segments`` [batch, leads, samples] in mV, of any batch size and length. Outputs: ``tokens`` [batch, tokens, width],
+their mean over time ``embedding`` [batch, width] and, for a classifier, ``logits`` [batch, labels]. The model's normalization,
+over each segment, is part of the graph. The file's metadata contains ``config.json``, each value as JSON.
 """
 
 import json
@@ -23,13 +23,13 @@ from engine.models.feature_encoder import samples_per_token
 from engine.options import UserError
 
 TOLERANCE: Final[float] = 1e-4
-"""Largest difference between onnxruntime and torch, relative to the largest number of an output where that is above 1."""
+"""Largest difference between onnxruntime and PyTorch, relative to an output's largest value if that is above 1."""
 
-_LARGEST_FILE = 2**31  # bytes that protobuf can hold in one file
+_MAX_FILE_BYTES = 2**31  # protobuf's limit
 
 
 class _Graph(nn.Module):
-    """What the file computes."""
+    """The exported computation."""
 
     def __init__(self, model: PretrainedModel) -> None:
         super().__init__()
@@ -42,31 +42,31 @@ class _Graph(nn.Module):
 
 
 def export_onnx(folder: Path, file: Path) -> list[str]:
-    """Writes a native folder's model as an ONNX file, checked in onnxruntime for several batch sizes and lengths first.
+    """Writes a native folder's model as an ONNX file, after checking it with onnxruntime for several batch sizes and lengths.
 
     Args:
         folder: the native folder.
-        file: the file to write; appears whole or not at all.
+        file: the file to write, atomically.
 
     Returns:
-        Lines for the user: inputs, outputs, and how far onnxruntime and torch were apart.
+        Notes for the user: inputs, outputs, and the difference between onnxruntime and PyTorch.
 
     Raises:
-        UserError: one line: the packages for ONNX are not installed, the model is no whole one, the file is there already or
-            cannot be written, or onnxruntime gives other results than torch.
+        UserError: the packages for ONNX are not installed, the model is damaged, the file exists or cannot be written, or the
+            results of onnxruntime differ from PyTorch's.
     """
     _require_packages()
     if file.exists():
-        raise UserError(f"{file}: is there already: name a new file")
+        raise UserError(f"{file}: already exists; choose a new file")
     model = load(folder)
-    if sum(p.numel() * p.element_size() for p in model.parameters()) >= _LARGEST_FILE:
-        raise UserError(f"{folder}: the model has more than 2 GB of weights, which one ONNX file cannot hold")
+    if sum(p.numel() * p.element_size() for p in model.parameters()) >= _MAX_FILE_BYTES:
+        raise UserError(f"{folder}: the model has more than 2 GB of weights, the limit of an ONNX file")
     content = _export(model)
-    differences = _differences(model, content)
+    differences = _measure_differences(model, content)
     difference = max(differences)
-    if not all(value <= TOLERANCE for value in differences):  # a NaN is none
+    if not all(value <= TOLERANCE for value in differences):  # false for NaN
         raise UserError(
-            f"{file}: not written: onnxruntime and torch are {difference:.1e} apart, more than {TOLERANCE:.0e}: try other "
+            f"{file}: not written: onnxruntime and PyTorch differ by {difference:.1e}, more than {TOLERANCE:.0e}; try other "
             f"versions of onnxruntime and torch"
         )
     try:
@@ -78,7 +78,7 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
     return [
         f"input: segments [batch, {len(model.config.leads)} leads, samples] in mV at {model.config.sampling_rate} Hz",
         f"outputs: {', '.join(_output_names(model))}",
-        f"checked: onnxruntime and torch differ by at most {difference:.1e}",
+        f"checked: onnxruntime and PyTorch differ by at most {difference:.1e}",
     ]
 
 
@@ -92,7 +92,7 @@ def _require_packages() -> None:
 
 
 def _export(model: PretrainedModel) -> bytes:
-    """The file's content."""
+    """Returns the content of the file."""
     config = model.config
     example = torch.zeros(2, len(config.leads), config.segment_samples)
     with _quiet():
@@ -119,10 +119,10 @@ def _output_names(model: PretrainedModel) -> list[str]:
 
 
 def _name_axes(proto: Any) -> None:
-    """Readable names for the axes of inputs and outputs instead of the exporter's formulas."""
+    """Gives the axes of inputs and outputs readable names instead of the exporter's formulas."""
     axes = {"segments": ("batch", None, "samples"), "embedding": ("batch", None), "tokens": ("batch", "tokens", None)}
     axes |= {"logits": ("batch", None)}
-    # The names of axes inside the graph would no longer be those at its ends.
+    # The names inside the graph would no longer match.
     del proto.graph.value_info[:]
     for value in (*proto.graph.input, *proto.graph.output):
         for axis, name in zip(value.type.tensor_type.shape.dim, axes[value.name], strict=True):
@@ -131,13 +131,13 @@ def _name_axes(proto: Any) -> None:
 
 
 def _shapes_to_check(model: PretrainedModel) -> list[tuple[int, int]]:
-    """Batch sizes and lengths: the usual ones, one token, and lengths that are no whole number of tokens."""
+    """Returns batch sizes and lengths: usual ones, a single token, and lengths that are not a multiple of a token."""
     usual, token = model.config.segment_samples, samples_per_token(model.config.encoder.feature_blocks)
     return [(1, usual), (3, usual), (2, 2 * usual + 1), (5, usual // 2 + 3 + token), (1, token), (2, 3 * token - 1)]
 
 
-def _differences(model: PretrainedModel, content: bytes) -> list[float]:
-    """Largest difference between the file in onnxruntime and torch for random segments of each shape; see TOLERANCE."""
+def _measure_differences(model: PretrainedModel, content: bytes) -> list[float]:
+    """Returns the largest difference between onnxruntime and PyTorch for random segments of each shape; see TOLERANCE."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -164,7 +164,7 @@ def _compare(theirs: Tensor, ours: Tensor) -> float:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silences what the exporter says of itself: packages that it does not find, and its own deprecated calls."""
+    """Silences the exporter's notices about missing packages and its own deprecated calls."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

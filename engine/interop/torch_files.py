@@ -1,7 +1,7 @@
 """Files of ``torch.save``, read without running code from them.
 
-Such a file is a pickle, which can name any function to be called when it is read. Here only tensors, plain Python values
-and a few containers of values are allowed (``weights_only=True``); a file that names anything else is refused.
+Such a file is a pickle, which can call any function while it is read. Here only tensors, plain Python values and a few
+containers of values are allowed (``weights_only=True``); a file with anything else is refused.
 """
 
 import argparse
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from engine.options import UserError
 
-# numpy's scalars, as in a best validation loss that was kept: values, and no code. Older versions of numpy wrote the first
-# under another name.
-_HARMLESS: list[Any] = [
+# NumPy scalars, such as the best validation loss, are values, not code. Older versions of NumPy wrote the first under another
+# name.
+_SAFE_GLOBALS: list[Any] = [
     np._core.multiarray.scalar,  # type: ignore[attr-defined] # noqa: SLF001 -- a pickle names it so
     (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),  # type: ignore[attr-defined] # noqa: SLF001
     np.dtype,
@@ -31,52 +31,52 @@ _HARMLESS: list[Any] = [
 
 _NUMBERS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
-# What torch.load was seen to raise for files that are damaged or of another kind.
-_UNREADABLE = (
+# What torch.load raises for damaged files and other formats.
+_LOAD_ERRORS = (
     RuntimeError, pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, AssertionError,
     ImportError, OverflowError, MemoryError, struct.error,
 )  # fmt: skip
 
 
-def read_torch_file(path: Path, harmless: Iterable[Any] = ()) -> Any:
-    """Reads a file of ``torch.save`` onto the CPU; the tensors of a file in zip format stay on the disk until they are used.
+def read_torch_file(path: Path, safe_globals: Iterable[Any] = ()) -> Any:
+    """Reads a file of ``torch.save`` on the CPU; tensors of a file in zip format stay on disk until they are used.
 
     Args:
         path: the file.
-        harmless: further classes that may be made from the file, as :func:`torch.serialization.safe_globals` takes them.
+        safe_globals: further classes that the file may contain, for :func:`torch.serialization.safe_globals`.
 
     Raises:
-        UserError: one line: it cannot be opened, is none or damaged, or names something that could be code.
+        UserError: the file cannot be opened, is damaged or not of this format, or contains what could be code.
     """
     try:
         with path.open("rb") as file:
             start = file.read(4)
     except OSError as error:
-        raise UserError(f"{path}: cannot be read ({error.strerror}): give a checkpoint file") from None
+        raise UserError(f"{path}: cannot be read ({error.strerror}); expected a checkpoint file") from None
     if not start:
-        raise UserError(f"{path}: is empty: take another copy of the checkpoint")
+        raise UserError(f"{path}: is empty; get another copy of the checkpoint")
     try:
-        with torch.serialization.safe_globals([*_HARMLESS, *harmless]), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of TorchScript archives, which it then refuses
+        with torch.serialization.safe_globals([*_SAFE_GLOBALS, *safe_globals]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about TorchScript archives, which it then refuses
             return torch.load(path, map_location="cpu", weights_only=True, mmap=start == b"PK\x03\x04")
-    except _UNREADABLE as error:
+    except _LOAD_ERRORS as error:
         raise UserError(_explain(path, error)) from None
 
 
 def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """Weights from a file, each of them a tensor of numbers by a name.
+    """Checks that weights from a file are dense floating-point tensors by name.
 
     Args:
-        where: the file and the place in it, for errors.
-        weights: what stands there.
+        where: the file and the key in it, for errors.
+        weights: what the file contains there.
 
     Raises:
-        UserError: one line: what is no tensor by a name, or one that is sparse, quantized or without numbers.
+        UserError: a name is not a string, or a value is not such a tensor.
     """
     for name, tensor in weights.items():
         is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
         if not (isinstance(name, str) and is_plain and tensor.dtype in _NUMBERS):
-            raise UserError(f"{where}.{name} is no plain tensor of floating-point numbers")
+            raise UserError(f"{where}.{name} is not a plain floating-point tensor")
     return dict(weights)
 
 
@@ -84,9 +84,9 @@ def _explain(path: Path, error: BaseException) -> str:
     text = str(error)
     forbidden = re.search(r"(?:GLOBAL|class) ([\w.]+)", text) if "Weights only load failed" in text else None
     if forbidden or "Unsupported global" in text or "Unsupported class" in text or "Can only" in text:
-        what = f"names {forbidden[1]}" if forbidden else "holds more than values"
+        what = forbidden[1] if forbidden else "more than values"
         return (
-            f"{path}: {what}, and to load that could run code from the file: refused, and nothing of it was run; have its "
-            f"author save tensors and plain values only"
+            f"{path}: contains {what}; loading it could run code, so it was refused and nothing was run; ask its author to "
+            f"save only tensors and plain values"
         )
-    return f"{path}: is no file of torch.save, or a damaged one: take another copy of the checkpoint"
+    return f"{path}: not a file of torch.save, or damaged; get another copy of the checkpoint"

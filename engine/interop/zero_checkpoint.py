@@ -1,7 +1,7 @@
-"""From a checkpoint of a run, which DeepSpeed wrote, to a native folder.
+"""Checkpoints of a run, written by DeepSpeed, to the native folder.
 
-ZeRO 0 to 2: one file holds all weights. ZeRO 3: every rank's file holds a part of each weight, see
-:func:`_join_partitions`. The files are read as data only.
+With ZeRO 0 to 2 one file contains all weights. With ZeRO 3 each rank's file contains a part of each weight, see
+:func:`_join_partitions`. No code in the files is run.
 """
 
 from collections.abc import Mapping
@@ -13,28 +13,30 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from data_tools.leads import LEADS
+from data_tools.validation import describe_validation_error
 from engine.data import find_leads
 from engine.interop.native import empty_tensors, save_model
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models import ModelConfig
-from engine.models.pretrained import check_free, compare_shapes, describe_mistake
+from engine.models.model_weights import check_shapes
+from engine.models.pretrained import check_new_folder
 from engine.options import UserError
 from engine.training.checkpoint import CheckpointInfo, read_checkpoint
 from engine.training.deepspeed_backend import weights_folder
 
 
-class _Ignored:
-    """Takes the place of DeepSpeed's own objects in its files, so that none of its code is run."""
+class _Placeholder:
+    """Replaces DeepSpeed's own objects in its files, so that none of its code is run."""
 
     def __init__(self, *_arguments: object) -> None:
         pass
 
 
 _DEEPSPEED_OBJECTS = [
-    (_Ignored, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
-    (_Ignored, "deepspeed.runtime.zero.config.ZeroStageEnum"),
-    # Python 3.11.0 to 3.11.3 write a member of an enumeration as getattr(class, name). Nothing is looked up here either.
-    (_Ignored, "builtins.getattr"),
+    (_Placeholder, "deepspeed.runtime.fp16.loss_scaler.LossScaler"),
+    (_Placeholder, "deepspeed.runtime.zero.config.ZeroStageEnum"),
+    # Python 3.11.0 to 3.11.3 pickle a member of an enumeration as getattr(class, name), which is not looked up here either.
+    (_Placeholder, "builtins.getattr"),
 ]
 
 
@@ -42,31 +44,29 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
     """Converts a checkpoint of a pre-training run, of any ZeRO stage and number of ranks, to a native folder.
 
     Args:
-        checkpoint: the folder of a checkpoint, such as ``RUN/checkpoints/step-00001000``; each file is compared with the hash
-            that was written beside it.
-        folder: the native folder to make.
+        checkpoint: folder of a checkpoint, such as ``RUN/checkpoints/step-00001000``; the hash of each file is verified.
+        folder: the native folder to write.
 
     Returns:
-        Lines for the user: what was ignored and why.
+        Notes for the user.
 
     Raises:
-        UserError: one line; nothing was written.
+        UserError: the checkpoint cannot be converted; nothing was written.
     """
-    check_free(folder)
+    check_new_folder(folder)
     info = read_checkpoint(checkpoint)
-    config = _config(checkpoint, info)
+    config = _read_config(checkpoint, info)
     try:
-        tensors = _partitioned(checkpoint, info) if info.zero_stage == 3 else _whole(checkpoint)
+        tensors = _read_partitions(checkpoint, info) if info.zero_stage == 3 else _read_module(checkpoint)
     except (LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{checkpoint}: its files are not those that DeepSpeed writes of a run ({error!r})") from None
+        raise UserError(f"{checkpoint}: its files are not those of a DeepSpeed checkpoint ({error!r})") from None
     tensors = plain_tensors(f"{checkpoint}: module", tensors)
-    expected = empty_tensors(str(checkpoint), config)
-    compare_shapes(str(checkpoint), {n: t.shape for n, t in tensors.items()}, {n: t.shape for n, t in expected.items()})
+    check_shapes(str(checkpoint), tensors, empty_tensors(str(checkpoint), config))
     save_model(folder, config, tensors)
-    return ["ignored: the optimizer's state and the place in the data, which only the run itself goes on from"]
+    return ["ignored: optimizer state and position in the data, which only resuming the run needs"]
 
 
-def _config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
+def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
     where = f"{checkpoint}/checkpoint.json"
     try:
         # Older checkpoints have the leads among the data's options.
@@ -86,16 +86,16 @@ def _config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
             }
         )
     except (KeyError, TypeError) as error:
-        raise UserError(f"{where}: its configuration lacks {error}: it is damaged") from None
+        raise UserError(f"{where}: is damaged: 'config' has no {error}") from None
     except ValidationError as error:
-        raise UserError(f"{where}: {describe_mistake(error)}: take the engine that wrote it") from None
+        raise UserError(f"{where}: {describe_validation_error(error)}; use the release that wrote it") from None
 
 
-def _whole(checkpoint: Path) -> dict[str, Tensor]:
+def _read_module(checkpoint: Path) -> dict[str, Tensor]:
     return dict(read_torch_file(weights_folder(checkpoint) / "mp_rank_00_model_states.pt")["module"])
 
 
-def _partitioned(checkpoint: Path, info: CheckpointInfo) -> dict[str, Tensor]:
+def _read_partitions(checkpoint: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     folder = weights_folder(checkpoint)
     states = read_torch_file(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt", _DEEPSPEED_OBJECTS)
     shapes = {name: torch.Size(shape) for group in states["param_shapes"] for name, shape in group.items()}
@@ -108,28 +108,28 @@ def _partitioned(checkpoint: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     try:
         tensors = _join_partitions(parts, shapes)
     except ValueError as error:
-        raise UserError(f"{checkpoint}: is not whole: {error}") from None
+        raise UserError(f"{checkpoint}: is incomplete: {error}") from None
     return tensors | {name: states["module"][name] for name in states["buffer_names"]}
 
 
 def _join_partitions(parts: list[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Weights from the ranks' flat parts.
+    """Returns the weights from the ranks' flat parts.
 
-    ZeRO 3 cuts each weight, flattened, into as many equal pieces as there are ranks, the last one padded; a rank's part is its
-    pieces one after another.
+    ZeRO 3 cuts each flattened weight into one piece per rank, of equal lengths, with the last one padded; a rank's part is the
+    concatenation of its pieces.
 
     Args:
-        parts: of each rank, fp32 [sum of pieces].
-        shapes: of the weights by name, in the order of the pieces.
+        parts: each rank's part, fp32 [sum of pieces].
+        shapes: shapes of the weights by name, in the order of the pieces.
 
     Raises:
-        ValueError: if the parts are of another length than the shapes call for.
+        ValueError: the length of a part does not match the shapes.
     """
     num_ranks = len(parts)
     lengths = {name: -(-shape.numel() // num_ranks) for name, shape in shapes.items()}
     for part in parts:
         if part.numel() != sum(lengths.values()):
-            raise ValueError(f"a rank holds {part.numel()} numbers instead of {sum(lengths.values())}")
+            raise ValueError(f"a rank has {part.numel()} values, expected {sum(lengths.values())}")
     tensors: dict[str, Tensor] = {}
     offset = 0
     for name, shape in shapes.items():

@@ -1,18 +1,24 @@
-"""The encoder and its parts; they know nothing of objectives or of training.
+"""The encoder and its parts; they do not know objectives or training.
 
-layers.py           layers with fp32 weights that compute in the dtype of their input
-feature_encoder.py  convolution blocks, samples to tokens
-positional.py       convolutional positional encoding
-transformer.py      post-LN transformer blocks
-quantizer.py        Gumbel vector quantizer
-encoder.py          the whole encoder and its options
-heads.py            the classification head
-pretrained.py       a trained model as a folder: save and load
+functional.py               linear maps, attention and dropout, by device
+layers.py                   layers with fp32 weights that compute in the dtype of their input
+feature_encoder.py          convolution blocks, samples to tokens
+positional.py               convolutional positional encoding
+positional_formulations.py  ways to compute its convolution; positional_triton.py, one with Triton kernels
+transformer.py              post-LN transformer blocks
+quantizer.py                Gumbel vector quantizer
+encoder.py                  the whole encoder and its options
+heads.py                    the classification head
+pretrained.py               a trained model as a folder: save and load
+model_config.py             its config.json
+model_weights.py            checks of its tensors
+model_card.py               its README.md
 """
 
 from engine.models.encoder import ComputeOptions, Encoder, EncoderOptions, EncoderOutput, flops_per_segment
 from engine.models.heads import ClassificationHead
-from engine.models.pretrained import ModelConfig, PretrainedModel, load, save
+from engine.models.model_config import ModelConfig
+from engine.models.pretrained import PretrainedModel, load, save
 from engine.models.quantizer import GumbelQuantizer, Quantized
 
 __all__ = [

@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from torch import nn
 
 from data_tools.files import sync_folder, write_text
+from data_tools.validation import describe_validation_error
 from engine.config import RunConfig
 from engine.options import RankError, UserError
 from engine.training.deepspeed_backend import DeepSpeedBackend, parameter_shapes
@@ -275,8 +276,7 @@ def _read_info(path: Path) -> CheckpointInfo:
     try:
         return _INFO.validate_python(content)
     except ValidationError as error:
-        mistake = error.errors()[0]
-        raise UserError(f"{file}: is damaged: {'.'.join(map(str, mistake['loc']))}: {mistake['msg']}") from None
+        raise UserError(f"{file}: is damaged: {describe_validation_error(error)}") from None
 
 
 def _describe(path: Path, *, flush: bool = False) -> FileDescription:

@@ -122,10 +122,10 @@ def test_several_problems_are_counted_in_one_line(folder: Path) -> None:
     [
         ({"format_version": 2}, "format version 2 is newer than 1, the newest read here; update ecg-engine"),
         ({"format": "webdataset"}, "not the manifest of a dataset of format 'ecg-engine-dataset'"),
-        ({"sampling_rate": 250}, "field 'sampling_rate' is not in order"),
+        ({"sampling_rate": 250}, "sampling_rate: input should be 500"),
         ({"leads": ["I"]}, "field 'leads' is I; needed are I, II"),
-        ({"shards": 3}, "field 'shards' is not in order"),
-        ({"shards": [{"split": "pretrain"}]}, r"field 'shards\.0\.size' is not in order"),
+        ({"shards": 3}, "shards: input should be a valid tuple"),
+        ({"shards": [{"split": "pretrain"}]}, r"shards\.0\.size: is missing"),
         ({"tables": {}}, r"samples\.parquet: not listed in the manifest"),
         ({"counts": {}}, "of split 'pretrain', which the manifest does not count"),
     ],

@@ -14,7 +14,7 @@ from engine.interop import onnx_export
 from engine.interop.onnx_export import export_onnx
 from engine.models import ClassificationHead, Encoder, ModelConfig
 from engine.models.feature_encoder import FeatureNorm
-from engine.models.pretrained import Normalization
+from engine.models.model_config import Normalization
 from engine.options import UserError
 
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -111,5 +111,5 @@ def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatc
 
 
 def test_an_existing_file_is_left_alone(classifier: tuple[Path, Path]) -> None:
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         export_onnx(*classifier)

@@ -47,7 +47,7 @@ def test_partitions_are_joined(shapes: dict[str, list[int]], num_ranks: int) -> 
 
 
 def test_partitions_of_another_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="instead of"):
+    with pytest.raises(ValueError, match="expected 5"):
         _join_partitions([torch.zeros(4)], {"w": torch.Size([5])})
 
 
@@ -147,11 +147,11 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"config": {}}, "lacks 'data'"),
-        ({"config": {"data": {}, "model": {}, "objective": {}}}, "lacks 'leads'"),
+        ({"config": {}}, "no 'data'"),
+        ({"config": {"data": {}, "model": {}, "objective": {}}}, "no 'leads'"),
         ({"config": {"leads": 2, "model": {"widht": 1}, "objective": {"name": "w2v"}}}, "widht"),
-        ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "cmsc"}}}, "surplus objective."),
-        ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "x"}}}, "no objective"),
+        ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "cmsc"}}}, "unexpected objective."),
+        ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "x"}}}, "unknown objective"),
         ({"config": {"data": {"leads": 1}, "model": {"num_leads": 2}, "objective": {"name": "w2v"}}}, "num_leads"),
         ({"config": {"data": {"leads": 5}, "model": {"num_leads": 2}, "objective": {"name": "w2v"}}}, "5 leads"),
         ({"format_version": 9}, "format version 9"),
@@ -184,7 +184,7 @@ def test_files_of_something_else_are_refused(tmp_path: Path, content: object) ->
 def test_what_is_no_weight_is_refused(tmp_path: Path, weight: object) -> None:
     write_checkpoint(tmp_path / "step", 0, 1, files={})
     torch.save({"module": {"w": weight}}, tmp_path / "step" / "deepspeed" / "mp_rank_00_model_states.pt")
-    assert "module.w is no plain tensor" in refused(tmp_path)
+    assert "module.w is not a plain" in refused(tmp_path)
 
 
 def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:

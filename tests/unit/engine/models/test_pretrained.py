@@ -18,7 +18,8 @@ from data_tools.leads import LEADS
 from engine.interop.native import load_tensors, objective_section, save_model
 from engine.models import ClassificationHead, Encoder, EncoderOptions, ModelConfig, PretrainedModel
 from engine.models.heads import pool
-from engine.models.pretrained import without_storage, zscore_per_lead
+from engine.models.model_weights import meta_device
+from engine.models.pretrained import zscore_per_lead
 from engine.options import UserError
 
 LABELS = ("AF", "LBBB", "NSR")
@@ -147,9 +148,9 @@ def test_segments_of_another_shape_are_one_line(folder: Path, shape: tuple[int, 
 
 
 def test_microvolt_are_not_taken_for_millivolt(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16: .* segments / 1000"):
+    with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16; .* segments / 1000"):
         engine.models.load(folder).embed(torch.zeros(1, 12, 640, dtype=torch.int16))
-    with pytest.raises(TypeError, match=r"takes a tensor, got ndarray: .* torch\.from_numpy"):
+    with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; .* torch\.from_numpy"):
         engine.models.load(folder).embed(np.zeros((1, 12, 640), np.float32))  # type: ignore[arg-type]
 
 
@@ -197,7 +198,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, m
 def test_an_existing_folder_is_left_alone(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     config, tensors = random_tensors("encoder")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         engine.models.save(folder, config, tensors)
     assert (folder / "model.safetensors").read_bytes() == before
     empty = folder.parent / "empty"
@@ -219,7 +220,7 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 
 def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
-    assert "model.safetensors" in refused(tmp_path / "absent")
+    assert "choose the folder of a model" in refused(tmp_path / "absent")
     (folder / "model.safetensors").unlink()
     refused(folder)
 
@@ -227,19 +228,19 @@ def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"format": "other"}, "not of a model of this engine"),
+        ({"format": "other"}, "does not contain a model"),
         ({"format_version": 2}, "format version 2"),
         ({"kind": "decoder"}, "kind"),
         ({"leads": ["I", "II"]}, "num_leads is 12"),
-        ({"leads": ["I"] * 12}, "each once"),
-        ({"leads": [*LEADS[:11], "X"]}, "some of"),
+        ({"leads": ["I"] * 12}, "distinct"),
+        ({"leads": [*LEADS[:11], "X"]}, "distinct names among"),
         ({"normalization": "minmax"}, "normalization"),
         ({"surplus": 1}, "no such key"),
         ({"objective": None}, "objective"),
-        ({"objective": {}}, "objective has no name"),
+        ({"objective": {}}, "objective.name is missing"),
         ({"labels": ["AF"]}, "labels"),
         ({"labels": []}, "labels"),
-        ({"kind": "classifier", "objective": None, "labels": ["AF", "AF"]}, "each once"),
+        ({"kind": "classifier", "objective": None, "labels": ["AF", "AF"]}, "distinct"),
         ({"encoder": {"widht": 3}}, "encoder.widht"),
         ({"encoder": 3}, "encoder"),
         ({"sampling_rate": -1}, "sampling_rate"),
@@ -253,7 +254,7 @@ def test_a_wrong_configuration_is_one_line(folder: Path, changes: dict[str, obje
 
 
 def test_sizes_that_torch_cannot_count_are_one_line() -> None:
-    with pytest.raises(UserError, match=r"config\.json: no model can be as large"), without_storage("config.json"):
+    with pytest.raises(UserError, match=r"config\.json: the configured model is too large"), meta_device("config.json"):
         nn.Linear(10**12, 10**12)
 
 
@@ -272,12 +273,12 @@ def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"encoder.blocks.0.fc1.bias": None}, "lacks encoder.blocks.0.fc1.bias"),
-        ({"encoder.more": torch.zeros(1)}, "surplus encoder.more"),
-        ({"head.projection.bias": torch.zeros(1)}, "surplus head.projection.bias"),
-        ({"encoder.blocks.0.fc1.bias": torch.zeros(3)}, "[3] instead of [64]"),
+        ({"encoder.blocks.0.fc1.bias": None}, "missing encoder.blocks.0.fc1.bias"),
+        ({"encoder.more": torch.zeros(1)}, "unexpected encoder.more"),
+        ({"head.projection.bias": torch.zeros(1)}, "unexpected head.projection.bias"),
+        ({"encoder.blocks.0.fc1.bias": torch.zeros(3)}, "has shape [3], expected [64]"),
         ({"encoder.blocks.0.fc1.bias": torch.zeros(64, dtype=torch.int64)}, "floating-point"),
-        ({"encoder.blocks.0.fc1.bias": torch.full((64,), torch.nan)}, "holds NaN"),
+        ({"encoder.blocks.0.fc1.bias": torch.full((64,), torch.nan)}, "contains NaN"),
         ({"encoder.blocks.0.fc1.bias": torch.full((64,), 1e300, dtype=torch.float64)}, "infinity"),
         ({"objective.w2v.context_projection.bias": torch.full((16,), torch.inf)}, "infinity"),
     ],
@@ -297,7 +298,7 @@ def test_weights_in_half_precision_become_fp32(folder: Path) -> None:
 def test_other_heads_are_one_line(folder: Path) -> None:
     change_weights(folder, {"objective.w2v.context_projection.bias": None})
     engine.models.load(folder)  # embeddings do not need them
-    with pytest.raises(UserError, match=re.escape("lacks objective.w2v.context_projection.bias")):
+    with pytest.raises(UserError, match=re.escape("missing objective.w2v.context_projection.bias")):
         load_tensors(folder)
 
 
@@ -305,12 +306,12 @@ def test_other_heads_are_one_line(folder: Path) -> None:
 def test_a_truncated_file_is_one_line(folder: Path, keep: int) -> None:
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:keep])
-    assert "no whole safetensors file" in refused(folder)
+    assert "not a valid safetensors file" in refused(folder)
 
 
 def test_options_of_another_objective_are_one_line(folder: Path) -> None:
     rewrite(folder, objective={"name": "w2v_cmcs"})
-    with pytest.raises(UserError, match="no objective is called 'w2v_cmcs'; known: w2v"):
+    with pytest.raises(UserError, match="unknown objective 'w2v_cmcs'; known: w2v"):
         load_tensors(folder)
     rewrite(folder, objective={"name": "cmsc", "temperatur": 1})
     with pytest.raises(UserError, match="temperatur: no such key"):

@@ -1,0 +1,48 @@
+"""Pydantic's reports as one line."""
+
+import pytest
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from data_tools.validation import describe_validation_error
+
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    size: int = 1
+
+    @field_validator("size")
+    @classmethod
+    def _check(cls, size: int) -> int:
+        if size == 13:
+            raise ValueError("13 is not allowed")
+        return size
+
+
+class Outer(BaseModel):
+    inner: Inner
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ({}, "config.inner: is missing"),
+        ({"inner": {"size": 13}}, "config.inner.size: 13 is not allowed"),
+        ({"inner": {"sise": 1}}, "config.inner.sise: no such key"),
+        ({"inner": {"size": "x", "sise": 1}}, " (and 1 more)"),
+        ({"inner": {"size": "x" * 10**6}}, "got 'xxx"),
+    ],
+)
+def test_the_first_mistake_is_named(content: object, expected: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate(content)
+    line = describe_validation_error(caught.value, "config")
+    assert expected in line
+    assert "\n" not in line
+    assert len(line) < 250
+
+
+def test_without_a_prefix_the_key_comes_first() -> None:
+    with pytest.raises(ValidationError) as caught:
+        Outer.model_validate({"inner": {"size": 13}})
+    assert describe_validation_error(caught.value) == "inner.size: 13 is not allowed"
