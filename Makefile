@@ -1,16 +1,17 @@
-# Every target sets up what it needs: the virtual environment and the installation are made once, and again only when
-# pyproject.toml or constraints.txt change.
+# Every target installs what it needs: the virtual environment is created once, and updated only when pyproject.toml or
+# constraints.txt change.
 #
-#   make pretrain                    the quickstart: a simulated cohort, a tiny model, about two minutes on two CPU cores
-#   make pretrain DATA=FOLDER        the same on a folder of PhysioNet 2021 recordings
-#   make test | lint                 the tests | ruff, mypy and the import contracts
-#   make bench                       whether training step and loader are as fast as recorded, as ratios
+#   make pretrain                    quickstart: trains a tiny model on a simulated cohort, two minutes on two CPU cores
+#   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
+#   make test | lint                 runs the tests | ruff, mypy and the import contracts
+#   make bench                       compares the speed of training step and loader with the recorded speed, as ratios
+#   make messages                    lists every message that users may see, for proofreading
 
 PYTHON ?= python3
 VENV ?= .venv
 DATA ?=
 
-.PHONY: help setup pretrain test lint bench
+.PHONY: help setup pretrain test lint bench messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -43,7 +44,7 @@ endif
 	ecg-data build physionet2021 $(RECORDINGS) datasets/$(NAME)
 	deepspeed --quiet --num_gpus 1 engine/pretrain.py --config configs/quickstart.yaml data.path=datasets/$(NAME) output_dir=$(RUN)
 	@echo
-	@echo "Look at $(RUN)/loss.png. To train the paper's model on these crops:"
+	@echo "See $(RUN)/loss.png. To train the paper's model on these crops:"
 	@echo "  $(VENV)/bin/deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=datasets/$(NAME)"
 
 test: $(INSTALLED)
@@ -57,3 +58,6 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	python benchmarks/check_regression.py
+
+messages: $(INSTALLED)
+	@python tests/list_messages.py
