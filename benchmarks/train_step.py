@@ -1,7 +1,7 @@
 """Measures the speed of the training step, its limit on this device, and where the time goes.
 
     python benchmarks/train_step.py [key.path=value ...] [--pairs 8 ...] [--precision fp32 bf16] [--zero 0 ...] [--breakdown]
-        [--dataset DIR] [--json FILE]
+        [--dataset DIR] [--profile DIR] [--json FILE]
     deepspeed --num_gpus 2 benchmarks/train_step.py --zero 0 1 2 3 --precision fp32
 
 The step is the engine's own (forward, backward, all-reduce and AdamW through DeepSpeed), on random segments that are already on
@@ -10,7 +10,8 @@ twice) relative to that of one large matrix product, measured alternately with t
 formulation; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
 With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
-of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
+of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step. --profile writes the time by kernel and a trace of three steps of
+the first configuration.
 """
 
 import argparse
@@ -24,6 +25,7 @@ from typing import Any
 
 from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
+from _profile import profile_step
 from _steps import PassSeconds, TrainingStep, step_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import DeviceTimer, Roofline, mean_roofline, measure_roofline
@@ -54,6 +56,8 @@ def main() -> int:
             for precision in arguments.precision
         ]
         results = _measure_all(configs, ranks, arguments)
+        if arguments.profile is not None:
+            _profile(configs[0], ranks, arguments.profile)
     except (UserError, DatasetError) as error:
         sys.stderr.write(f"train_step: {error}\n")
         return 2
@@ -74,6 +78,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5, help="timed steps (default: %(default)s)")
     parser.add_argument("--breakdown", action="store_true", help="also measure the parts of the step")
     parser.add_argument("--dataset", type=Path, metavar="DIR", help="dataset for measuring the loader, with --breakdown")
+    parser.add_argument("--profile", type=Path, metavar="DIR", help="also write a profile of the first configuration")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # set by the launcher
@@ -146,6 +151,14 @@ def _break_down(result: dict[str, Any], config: PretrainConfig, ranks: Ranks, ar
     if arguments.dataset is not None:
         rate = min(ranks.gather(_loader_rate(arguments.dataset, config, ranks)))
         result["loader_crops_per_second"] = ranks.world_size * rate
+
+
+def _profile(config: PretrainConfig, ranks: Ranks, folder: Path) -> None:
+    step = TrainingStep(config, ranks)
+    line = profile_step(step, ranks.device, folder / f"rank-{ranks.rank}" if ranks.world_size > 1 else folder)
+    step.close()
+    if ranks.is_main:
+        print(f"profile in {folder}: {line}\n")
 
 
 def _roofline(config: PretrainConfig, ranks: Ranks) -> Roofline:

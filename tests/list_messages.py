@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("engine", "data_tools", "benchmarks")
 _HELP_KEYWORDS = {"help", "description", "epilog", "example"}
 _LETTER = re.compile("[A-Za-z]")
+_SQL = re.compile("(CREATE|INSERT|PRAGMA|SELECT) ")
 _TWO_WORDS = re.compile(r"[A-Za-z]{2,},? +[A-Za-z]{2,}")
 
 
@@ -49,7 +50,8 @@ def find_messages(path: Path) -> list[Message]:
 def _visit(node: ast.AST, kind: str) -> Iterator[tuple[ast.expr | ast.stmt, str, str]]:
     """Yields strings with their kind, which follows from the innermost call or ``raise`` around them."""
     if isinstance(node, ast.expr) and (text := _text(node)) is not None:
-        if _TWO_WORDS.search(text) if kind == "text" else _LETTER.search(text):
+        is_message = _TWO_WORDS.search(text) and not _SQL.match(text) if kind == "text" else _LETTER.search(text)
+        if is_message:
             yield node, kind, " ".join(text.split())
         return
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

@@ -215,7 +215,7 @@ class RunConfig(Options):
         """Checks what concerns several sections."""
         if self.data.augmentations.random_lead_masking is not None and self.num_leads == 1:
             raise ValueError(
-                "data.augmentations.random_lead_masking needs two or more leads: a single one would be blank in half of the "
+                "data.augmentations.random_lead_masking needs two or more leads: a single lead would be blank in half of the "
                 "segments; set data.augmentations.random_lead_masking=null"
             )
         if self.compute.compile and self.zero.stage == 3:

@@ -83,7 +83,7 @@ def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
         UserError, DatasetError: the dataset is missing or damaged.
     """
     if config.data.path is None:
-        raise UserError("data.path is missing: set it to a dataset's folder, data.path=DATASET (ecg-data build makes one)")
+        raise UserError("data.path is missing: set it to a dataset's folder, data.path=DATASET (`ecg-data build` creates one)")
     dataset: Dataset = ranks.on_main_rank(lambda: Dataset.open(Path(str(config.data.path))))
     if config.data.verify == "hash":
         _verify_shards(dataset, ranks)
@@ -98,5 +98,7 @@ def _verify_shards(dataset: Dataset, ranks: Ranks) -> None:
     problems = [problem for part in ranks.gather(problems) for problem in part]
     if problems:
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise UserError(f"{problems[0]}{more}: run `ecg-data verify {dataset.path}`, and build the dataset again")
+        raise UserError(
+            f"{problems[0]}{more}: list all problems with `ecg-data verify {dataset.path}`, and build the dataset again"
+        )
     ranks.on_main_rank(cache.record)

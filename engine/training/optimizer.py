@@ -53,8 +53,8 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
         matching = [name for name in rest if group.matches(name)]
         if not matching:
             raise UserError(
-                f"optimizer.groups: '{group.match}' matches no parameter that an earlier group has not taken; parameters "
-                f"are named like {names[0]} and {names[-1]}"
+                f"optimizer.groups: '{group.match}' matches no parameter that is not in an earlier group; parameter names "
+                f"look like {names[0]} and {names[-1]}"
             )
         weight_decay = options.weight_decay if group.weight_decay is None else group.weight_decay
         parts.append((matching, GroupOptions(group.learning_rate_scale, weight_decay)))
