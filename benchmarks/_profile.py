@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 from _steps import NUM_WARMUP_STEPS, TrainingStep
 from _timing import DeviceTimer
-from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from data_tools.files import write_text
@@ -43,7 +42,7 @@ def profile_step(step: TrainingStep, device: torch.device, folder: Path) -> str:
     averages = profiler.key_averages()
     key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
     # On a GPU, operators repeat the time of the kernels that they launch.
-    counted = [each for each in averages if not on_gpu or (each.device_type == DeviceType.CUDA and not each.is_user_annotation)]
+    counted = [each for each in averages if not on_gpu or (each.device_type.name == "CUDA" and not each.is_user_annotation)]
     busy = sum(getattr(each, key) for each in counted) / 1e6
     line = f"{_NUM_STEPS} steps: {1e3 * elapsed:,.1f} ms, of which {'kernels' if on_gpu else 'operators'} {busy / elapsed:.1%}"
     table = averages.table(sort_by=key, row_limit=_NUM_ROWS, max_name_column_width=100)

@@ -10,8 +10,8 @@ twice) relative to that of one large matrix product, measured alternately with t
 formulation; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
 With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
-of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step. --profile writes the time by kernel and a trace of three steps of
-the first configuration.
+of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
+--profile writes the time by kernel and a trace of three steps of the first configuration.
 """
 
 import argparse
