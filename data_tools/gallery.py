@@ -1,9 +1,8 @@
-"""The gallery of augmentations on ECG paper: one segment as it was recorded, and as each augmentation changes it.
+"""The gallery of augmentations on ECG paper: a segment as it was recorded, and as each augmentation changes it in training.
 
-As in the paper's appendix (the four physiological noises), and random lead masking and a view of 3KG beside them.
+The paper's appendix shows the four physiological noises in the same way.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from data_tools import augmentations
+from data_tools.array_ops import NUMPY_OPS
+from data_tools.augmentations import AugmentationOptions
+from data_tools.augmentations.base import AugmentationChoice
+from data_tools.augmentations.chain import AugmentationChain
 from data_tools.leads import LEADS
 from data_tools.plot.crop import FOOTER, HEADER, check_shape, draw_footer, draw_header, missing_leads
 from data_tools.plot.ecg_paper import (
@@ -31,10 +33,9 @@ from data_tools.plot.ecg_paper import (
     save_figure,
 )
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
-from data_tools.vcg import FloatArray
 
 _PIXELS_PER_MM = 8
-_COLUMNS = 4
+_COLUMNS = 3
 _TITLE = 12.0  # above each sheet
 _GAP = 8.0  # between sheets
 _SHEET = LABEL + MM_PER_SECOND * SEGMENT_SAMPLES / SAMPLING_RATE + TAIL
@@ -46,116 +47,60 @@ class Panel:
 
     Attributes:
         title: name of the augmentation.
-        drawn: what was drawn for it.
+        options: its options, as text.
         signal: [12, 2500] mV.
-        masked: leads that it masked.
     """
 
     title: str
-    drawn: str
-    signal: FloatArray
-    masked: tuple[str, ...] = ()
+    options: str
+    signal: NDArray[np.float32]
 
 
-_Noise = Callable[[np.random.Generator], tuple[FloatArray, str]]
-
-
-def _powerline(rng: np.random.Generator) -> tuple[FloatArray, str]:
-    """An amplitude for each lead, a phase for the segment: the electrodes of one patient hang on one mains."""
-    amplitude = rng.uniform(*augmentations.NOISE_AMPLITUDE_MV, (len(LEADS), augmentations.NUM_POWERLINE_HARMONICS))
-    frequency, phase = np.array(augmentations.POWERLINE_FREQUENCY_HZ), np.array(rng.uniform(*augmentations.PHASE))
-    noise = augmentations.powerline(amplitude, frequency, phase, SEGMENT_SAMPLES)
-    text = f"{frequency:g} Hz; I {amplitude[0, 0]:.2f} mV, II {amplitude[1, 0]:.2f} mV"
-    return augmentations.consistent_limb_leads(noise), text
-
-
-def _electromyographic(rng: np.random.Generator) -> tuple[FloatArray, str]:
-    """An amplitude for each sample, a normal number for each sample of each lead."""
-    low, high = augmentations.NOISE_AMPLITUDE_MV
-    amplitude = rng.uniform(low, high, SEGMENT_SAMPLES)
-    noise = augmentations.electromyographic(rng.standard_normal((len(LEADS), SEGMENT_SAMPLES)), amplitude)
-    return augmentations.consistent_limb_leads(noise), f"at each sample a standard deviation of {low:g} to {high:g} mV"
-
-
-def _baseline_wander(rng: np.random.Generator) -> tuple[FloatArray, str]:
-    """A course for the segment, scaled for each lead."""
-    num_components = augmentations.NUM_WANDER_COMPONENTS
-    scale = rng.normal(augmentations.WANDER_SCALE_MEAN, augmentations.WANDER_SCALE_STD, len(LEADS))
-    amplitude = rng.uniform(*augmentations.NOISE_AMPLITUDE_MV, num_components)
-    step = np.array(rng.uniform(*augmentations.WANDER_FREQUENCY_STEP_HZ))
-    phase = rng.uniform(*augmentations.PHASE, num_components)
-    noise = augmentations.baseline_wander(scale, amplitude, step, phase, SEGMENT_SAMPLES)
-    frequencies = ", ".join(f"{k * step:.2f}" for k in range(1, num_components + 1))
-    return augmentations.consistent_limb_leads(noise), f"{frequencies} Hz"
-
-
-def _baseline_shift(rng: np.random.Generator) -> tuple[FloatArray, str]:
-    """An offset and a span for each lead."""
-    offset = rng.uniform(*augmentations.SHIFT_OFFSET_MV, len(LEADS))
-    length = np.rint(SEGMENT_SAMPLES * rng.uniform(*augmentations.SHIFT_SPAN, len(LEADS))).astype(np.int64)
-    start = rng.integers(0, SEGMENT_SAMPLES - length, endpoint=True)
-    low, high = augmentations.SHIFT_OFFSET_MV
-    noise = augmentations.baseline_shift(offset, start, start + length, SEGMENT_SAMPLES)
-    return noise, f"each lead by {low:g} to {high:g} mV over a span of its own"
-
-
-# In the order in which the loaders add them.
-_NOISES: dict[str, _Noise] = {
-    "Powerline noise": _powerline,
-    "Electromyographic noise": _electromyographic,
-    "Baseline wander": _baseline_wander,
-    "Baseline shift": _baseline_shift,
-}
-
-
-def _three_kg(signal: FloatArray, rng: np.random.Generator) -> Panel:
-    limit = augmentations.THREE_KG_ANGLE_DEG
-    angles, scales = rng.uniform(-limit, limit, 3), rng.uniform(*augmentations.THREE_KG_SCALE, 3)
-    start = rng.integers(0, signal.shape[-1], len(LEADS))
-    turned = f"turned by {', '.join(f'{angle:.0f}' for angle in angles)} degrees about z, y, x"
-    scaled = f"scaled by {', '.join(f'{scale:.2f}' for scale in scales)} along x, y, z"
-    return Panel("3KG", f"{turned}; {scaled}", augmentations.three_kg_view(signal, angles, scales, start))
-
-
-def draw_panels(segment: FloatArray, seed: int) -> list[Panel]:
-    """Augments a segment in every way.
+def make_panels(segment_uv: NDArray[np.int16], seed: int) -> list[Panel]:
+    """Augments a segment in every way, as training does it with the default options.
 
     Args:
-        segment: [12, 2500] mV, in the order of LEADS.
-        seed: of all random numbers. Each augmentation has its own, which depend on no other augmentation.
+        segment_uv: int16 [12, 2500] microvolt, in the order of LEADS.
+        seed: the seed; what is drawn is what a run with this seed draws for the first segment of its first sample.
 
     Returns:
-        The original, each noise, random lead masking, all of these in the order of the loaders, and a view of 3KG.
+        The original, each augmentation, and all of them in the order in which training applies them.
     """
-    rngs = [np.random.default_rng([seed, number]) for number in range(len(_NOISES) + 2)]
-    panels = [Panel("Original", "", segment)]
-    all_noises = segment
-    for (title, noise_of), rng in zip(_NOISES.items(), rngs, strict=False):
-        noise, drawn = noise_of(rng)
-        panels.append(Panel(title, drawn, segment + noise))
-        all_noises = all_noises + noise
-    probability = augmentations.LEAD_MASKING_PROBABILITY
-    kept = rngs[-2].random(len(LEADS)) >= probability
-    masked = tuple(lead for lead, is_kept in zip(LEADS, kept, strict=True) if not is_kept)
-    for title, drawn, signal in (
-        ("Random lead masking", f"each lead with probability {probability:g}", segment),
-        ("All of these", "the four noises, then random lead masking", all_noises),
-    ):
-        panels.append(Panel(title, drawn, augmentations.random_lead_masking(signal, kept), masked))
-    panels.append(_three_kg(segment, rngs[-1]))
-    return panels
+    choices = AugmentationOptions.model_validate({name: {} for name in AugmentationOptions.model_fields}).chosen()
+    single = [Panel(each.title, _describe(each), _augment(segment_uv, seed, [each])) for each in choices.values()]
+    together = Panel("All of these", "in this order", _augment(segment_uv, seed, list(choices.values())))
+    return [Panel("Original", "", _augment(segment_uv, seed, [])), *single, together]
 
 
-def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDArray[np.float64], missing: set[str]) -> None:
+def _augment(segment_uv: NDArray[np.int16], seed: int, choices: list[AugmentationChoice]) -> NDArray[np.float32]:
+    leads = range(len(LEADS))
+    chain = AugmentationChain([choice.make(seed, leads) for choice in choices], len(leads))
+    gain, draws = chain.draw(np.zeros(1, np.int64))
+    augmented: NDArray[np.float32] = chain.apply(NUMPY_OPS, segment_uv[None] * gain, draws)[0]
+    return augmented
+
+
+def _describe(choice: AugmentationChoice) -> str:
+    """Returns the numbers among the options as text."""
+    texts = []
+    for name, value in choice:
+        if isinstance(value, tuple):
+            texts.append(f"{name} {'..'.join(f'{number:g}' for number in value)}")
+        elif not isinstance(value, bool) and (name, value) != ("p", 1):
+            texts.append(f"{name} {value:g}")
+    return ", ".join(texts)
+
+
+def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDArray[np.float64], notes: dict[str, str]) -> None:
     height = float(down[-1])
     sheet = draw_sheet(axes, left, bottom, _SHEET, height)
     axes.text(left, bottom + height + 6, panel.title, fontsize=11, fontweight="bold", color=INK, va="bottom")
-    axes.text(left, bottom + height + 1.5, panel.drawn, fontsize=8, color=NOTE, va="bottom")
+    axes.text(left, bottom + height + 1.5, panel.options, fontsize=8, color=NOTE, va="bottom")
     for lead, trace, offset in zip(LEADS, panel.signal, down, strict=False):
         zero = bottom + height - float(offset)
         draw_lead_name(axes, left, zero, lead)
         draw_trace(axes, sheet, zero, trace)
-        note = "masked" if lead in panel.masked else "missing" if lead in missing and not trace.any() else ""
+        note = "" if trace.any() else notes.get(lead, "masked")
         axes.text(left + LABEL + 2, zero + 1, note, fontsize=8, style="italic", color=NOTE, va="bottom", zorder=4)
     draw_calibration(axes, left, bottom + height - float(down[0]))
 
@@ -166,7 +111,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
         metadata: of the crop; see :func:`data_tools.plot.crop.crop_figure`.
-        seed: of the random numbers.
+        seed: see :func:`make_panels`.
 
     Returns:
         Figure: in true size, 25 mm/s, 10 mm/mV; the leads of a row of sheets lie at the same heights.
@@ -175,7 +120,10 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
         ValueError: the signal has another shape.
     """
     check_shape(signal_uv)
-    panels = draw_panels(signal_uv[:, :SEGMENT_SAMPLES] / 1000, seed)
+    panels = make_panels(signal_uv[:, :SEGMENT_SAMPLES], seed)
+    missing = missing_leads(metadata)
+    traces = zip(LEADS, panels[0].signal, strict=True)
+    notes = {lead: "missing" if lead in missing else "flat" for lead, trace in traces if not trace.any()}
     rows = [panels[first : first + _COLUMNS] for first in range(0, len(panels), _COLUMNS)]
     downs = [baselines(np.stack([panel.signal for panel in row])) for row in rows]
     width = _COLUMNS * _SHEET + (_COLUMNS - 1) * _GAP + 2 * MARGIN
@@ -187,7 +135,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
         bottom = top - _TITLE - float(down[-1])
         for column, panel in enumerate(row):
             left = MARGIN + column * (_SHEET + _GAP)
-            _draw_panel(axes, panel, left, bottom, down, missing_leads(metadata))
+            _draw_panel(axes, panel, left, bottom, down, notes)
         top = bottom - _GAP
     draw_footer(axes, metadata, f"   first 5 s   seed {seed}")
     return figure

@@ -1,68 +1,29 @@
-"""Random numbers as a pure function of keys and counters.
+"""Random numbers on any torch device as a pure function of keys and counters; see :mod:`data_tools.counter_rng`.
 
-A draw is a hash of (key words, row, column). Rows are positions in the *global* batch or in the stream of crops, so that
-the numbers do not depend on how many ranks share a batch, and a run that resumes needs no generator state. The hash is
-two rounds of a 32-bit xorshift-multiply finaliser (C. Wellons, "lowbias32", public domain constants), written in wrapping
-int32 arithmetic, which exists on every device and fuses into its consumer under ``torch.compile``.
-
+The arithmetic is that of wrapping int32, which exists on every device and fuses into its consumer under ``torch.compile``.
 Shapes: R rows, K columns.
 """
-
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-HASH_MULTIPLIER_1 = 0x7FEB352D
-HASH_MULTIPLIER_2 = 0x846CA68B
-_GOLDEN = 0x9E3779B9
+from data_tools import counter_rng
+from data_tools.array_ops import WordOps
+from data_tools.counter_rng import fold_key
 
-
-def _hash(x: Tensor) -> Tensor:
-    """Mixes int32 words; a bijection on 32 bits."""
-    # An arithmetic right shift copies the sign bit; the masks make it a logical one.
-    x = (x ^ ((x >> 16) & 0xFFFF)) * HASH_MULTIPLIER_1
-    x = (x ^ ((x >> 15) & 0x1FFFF)) * _signed(HASH_MULTIPLIER_2)
-    return x ^ ((x >> 16) & 0xFFFF)
-
-
-def _hash_int(x: int) -> int:
-    """The same mixing on a Python integer, for keys: [0, 2**32) -> [0, 2**32)."""
-    x = ((x ^ (x >> 16)) * HASH_MULTIPLIER_1) & 0xFFFFFFFF
-    x = ((x ^ (x >> 15)) * HASH_MULTIPLIER_2) & 0xFFFFFFFF
-    return x ^ (x >> 16)
-
-
-def _number(name: str) -> int:
-    """The code points one after another; PyTorch's compiler of 2.11 does not know ``int.from_bytes``."""
-    number = 0
-    for character in name:
-        number = number << 8 | ord(character)
-    return number
-
-
-def fold_key(words: Sequence[int | str]) -> int:
-    """Folds words into one 32-bit key; order matters.
-
-    Args:
-        words: non-negative integers of any size, such as the seed, and names: what the numbers are drawn for. Two uses of one
-            name share their numbers, so a name is used in one place.
-    """
-    key = _GOLDEN
-    for word in words:
-        rest = _number(word) if isinstance(word, str) else word
-        if rest < 0:
-            raise ValueError(f"a random key must not be negative, got {rest}")
-        while True:
-            key = _hash_int((key + (rest & 0xFFFFFFFF) + _GOLDEN) & 0xFFFFFFFF)
-            rest >>= 32
-            if not rest:
-                break
-    return key
+__all__ = ["TORCH_WORDS", "fold_key", "key_at", "random_bits", "row_keys", "uniform"]
 
 
 def _signed(word: int) -> int:
     return word - (1 << 32) if word >= 1 << 31 else word
+
+
+TORCH_WORDS = WordOps(
+    word=_signed,
+    # An arithmetic shift copies the sign bit; the mask makes it a logical one.
+    shift_right=lambda words, num_bits: (words >> num_bits) & ((1 << (32 - num_bits)) - 1),
+    to_float=lambda array: array.to(torch.float32),
+)
 
 
 def key_at(key: int, counter: Tensor) -> Tensor:
@@ -75,12 +36,11 @@ def key_at(key: int, counter: Tensor) -> Tensor:
     Returns:
         int32 scalar on the device of ``counter``, for :func:`random_bits` and :func:`uniform`.
     """
-    low, high = (counter & 0xFFFFFFFF).to(torch.int32), (counter >> 32).to(torch.int32)
-    return _hash(_hash(low ^ _signed(key)) + high + _signed(_GOLDEN))
+    return row_keys(key, counter)
 
 
 def row_keys(key: int | Tensor, rows: Tensor) -> Tensor:
-    """Folds row numbers into a key; what :func:`random_words` needs to draw for those rows.
+    """Folds row numbers into a key.
 
     Args:
         key: from :func:`fold_key` or :func:`key_at`.
@@ -90,20 +50,8 @@ def row_keys(key: int | Tensor, rows: Tensor) -> Tensor:
         int32 [R] on the device of ``rows``.
     """
     low, high = (rows & 0xFFFFFFFF).to(torch.int32), (rows >> 32).to(torch.int32)
-    return _hash(_hash(low ^ (_signed(key) if isinstance(key, int) else key)) + high + _signed(_GOLDEN))
-
-
-def random_words(row_key: Tensor, columns: Tensor) -> Tensor:
-    """Hashes (row key, column) to uniformly distributed 32-bit words.
-
-    Args:
-        row_key: int32 from :func:`row_keys`.
-        columns: int32, of a shape that broadcasts with that of ``row_key``.
-
-    Returns:
-        int32, of the shape that both broadcast to.
-    """
-    return _hash(_hash(columns + row_key) ^ row_key)
+    keys: Tensor = counter_rng.fold_counter(TORCH_WORDS, _signed(key) if isinstance(key, int) else key, low, high)
+    return keys
 
 
 def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
@@ -118,19 +66,15 @@ def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
         int32 [R, K] on the device of ``rows``.
     """
     columns = torch.arange(num_columns, dtype=torch.int32, device=rows.device)
-    return random_words(row_keys(key, rows)[:, None], columns)
+    words: Tensor = counter_rng.random_words(TORCH_WORDS, row_keys(key, rows)[:, None], columns)
+    return words
 
 
 def uniform(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
-    """Draws from U(0, 1), open at both ends.
+    """Draws from U(0, 1), open at both ends; arguments as for :func:`random_bits`.
 
     Returns:
         float32 [R, K], multiples of 2**-24 from 2**-24 to 1 - 2**-24, so that logarithms are finite.
     """
-    return to_uniform(random_bits(key, rows, num_columns))
-
-
-def to_uniform(words: Tensor) -> Tensor:
-    """Turns random words into draws from U(0, 1), open at both ends: float32 of the same shape, see :func:`uniform`."""
-    bits = (words >> 9) & 0x7FFFFF
-    return (bits.to(torch.float32) + 0.5) * 2.0**-23
+    draws: Tensor = counter_rng.to_uniform(TORCH_WORDS, random_bits(key, rows, num_columns))
+    return draws

@@ -1,35 +1,17 @@
-"""The base class of every component's options, and the errors that users see."""
+"""Options chosen by name, and the errors that users see."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Tag, ValidationInfo, create_model, field_validator
+from pydantic import Discriminator, Tag, create_model
 
-# Which two 5-s segments of a crop form a pair: its two halves in order ("adjacent"), or one half twice ("same"), as two views
-# that are augmented independently. An objective chooses; a loader delivers it.
-SegmentPair = Literal["adjacent", "same"]
+from data_tools.options import Options
 
+__all__ = ["NamedOptions", "Options", "RankError", "SegmentPair", "UserError", "tagged_choice"]
 
-class Options(BaseModel):
-    """Options of one component, declared in the component's file and composed by :mod:`engine.config`.
-
-    Unknown keys are errors, values are validated on construction, and instances are immutable. A docstring below a field is
-    the field's description, which ``--print-config`` prints.
-    """
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Refuses booleans for other types: True equals 1 in Python, and YAML reads yes, no, on and off as booleans."""
-        annotation = cls.model_fields[info.field_name or ""].annotation
-        if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
-            expected = "a number" if {int, float} & {annotation, *get_args(annotation)} else "another type"
-            raise ValueError(f"expected {expected}, got the boolean '{str(value).lower()}' (YAML also reads yes, no, on, off)")
-        return value
+# Which 5-s segments of a crop a sample holds: its two halves in order ("adjacent"); one half twice ("same"), as two views that
+# are augmented independently; or one half ("single"). A task or an objective chooses, and the loader delivers it.
+SegmentPair = Literal["adjacent", "same", "single"]
 
 
 class NamedOptions(Options):

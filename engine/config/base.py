@@ -213,11 +213,7 @@ class RunConfig(Options):
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
         """Checks what concerns several sections."""
-        if self.data.augmentations.random_lead_masking is not None and self.num_leads == 1:
-            raise ValueError(
-                "data.augmentations.random_lead_masking needs two or more leads: a single lead would be blank in half of the "
-                "segments; set data.augmentations.random_lead_masking=null"
-            )
+        self.data.augmentations.check_leads(find_leads(self.leads))
         if self.compute.compile and self.zero.stage == 3:
             raise ValueError(
                 f"compute.compile={self.compute.compile} does not work with zero.stage=3, which gathers each layer's weights "
@@ -241,6 +237,10 @@ class RunConfig(Options):
         if self.zero.stage != 3:
             ignored["zero.param_persistence_threshold"] = "only zero.stage=3 uses it"
         return ignored
+
+    def notices(self) -> list[str]:
+        """Returns what is likely a mistake, though it can be run; one line each."""
+        return []
 
     def to_mapping(self) -> dict[str, Any]:
         """Returns the resolved configuration as plain values, in the form that :mod:`engine.config.loading` reads."""

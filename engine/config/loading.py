@@ -53,6 +53,8 @@ def load_config(
         # Presets may set both; an override that does nothing was meant to do something.
         if key in merged.sources and merged.sources[key] in {f"'{override}'" for override in overrides}:
             notify(f"{merged.sources[key]} has no effect: {reason}")
+    for notice in config.notices():
+        notify(notice)
     return config
 
 

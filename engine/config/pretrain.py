@@ -1,8 +1,6 @@
 """Configuration of pre-training."""
 
-from typing import TYPE_CHECKING, Self
-
-from pydantic import model_validator
+from typing import TYPE_CHECKING
 
 from engine.config.base import RunConfig
 from engine.objectives import OBJECTIVES
@@ -20,7 +18,10 @@ class PretrainConfig(RunConfig):
     objective: ObjectiveChoice
     """Pre-training objective and its options: w2v, cmsc, w2v_cmsc, simclr or 3kg."""
 
-    @model_validator(mode="after")
-    def _check_objective(self) -> Self:
-        OBJECTIVES[self.objective.name].check_leads(self.num_leads)
-        return self
+    def notices(self) -> list[str]:
+        """See :class:`RunConfig`."""
+        if OBJECTIVES[self.objective.name].pair != "same" or self.data.augmentations.chosen():
+            return []
+        views = f"the objective {self.objective.name} compares two views of a segment"
+        remedy = "set one, such as data.augmentations.random_lead_masking={p: 0.5}"
+        return [f"{views}, but without data.augmentations both are the same; {remedy}"]

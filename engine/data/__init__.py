@@ -8,7 +8,8 @@ import logging
 
 import torch
 
-from engine.data.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations.chain import AugmentationChain
 from engine.data.batch import Batch, random_batch
 from engine.data.crops import CropStore
 from engine.data.dali_loader import DaliLoader, is_dali_installed
@@ -63,6 +64,7 @@ def make_loader(
         name = best_loader(device)
         _logger.info("data.loader=auto: taking the %s loader", name)
     rows = find_leads(leads)
+    chain = AugmentationChain(make_augmentations(options.augmentations, seed, rows), len(rows))
     setup = LoaderSetup(
         store=store,
         order=order,
@@ -72,7 +74,7 @@ def make_loader(
         world_size=world_size,
         device=device,
         leads=rows,
-        transform=Transform(make_augmentations(options.augmentations, seed, rows), len(rows), seed=seed, pair=pair),
+        transform=Transform(chain, len(rows), seed=seed, pair=pair),
         prefetch=options.prefetch,
         num_threads=options.num_threads,
     )

@@ -9,15 +9,20 @@ from data_tools.recording import SEGMENT_SAMPLES
 from engine.options import SegmentPair
 
 
+def num_segments(pair: SegmentPair) -> int:
+    """Returns the number of segments of a sample."""
+    return 1 if pair == "single" else 2
+
+
 @dataclass(frozen=True)
 class Batch:
-    """The crops of one micro-batch on one rank, each as a pair of 5-s segments, see :data:`engine.options.SegmentPair`.
+    """The crops of one micro-batch on one rank, each as 5-s segments, see :data:`engine.options.SegmentPair`.
 
-    N crops, C leads. All tensors are on the loader's device. They belong to whoever holds them: a loader reuses memory only
-    after the last reference to it is gone.
+    N crops, I segments of each, C leads. All tensors are on the loader's device. They belong to whoever holds them: a loader
+    reuses memory only after the last reference to it is gone.
 
     Attributes:
-        segments: float32 [N, 2, C, 2500] in mV, augmented.
+        segments: float32 [N, I, C, 2500] in mV, augmented.
         recording: int64 [N], the number of the recording within the split.
         patient: int64 [N], the number of the patient within the split.
         row: int64 [N], the row of the crop in the split's :class:`~engine.data.crops.CropStore`.
@@ -43,7 +48,6 @@ def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.
         pair: the segments of a sample.
         device: the batch's device.
     """
-    del pair  # all pairs have two segments
     numbers = torch.arange(size, device=device)
-    segments = torch.randn(size, 2, num_leads, SEGMENT_SAMPLES, device=device)
+    segments = torch.randn(size, num_segments(pair), num_leads, SEGMENT_SAMPLES, device=device)
     return Batch(segments, recording=numbers, patient=numbers, row=numbers, position=numbers)

@@ -20,7 +20,7 @@ from engine.data.batch import Batch
 from engine.data.buffers import InFlightCopies
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.reader import RawBatch, RawReader
-from engine.data.transform import NUM_SEGMENTS, Draws, Transform
+from engine.data.transform import Draws, Transform
 from engine.options import UserError
 
 # Batches under way in the pipeline: one being transformed while another waits for the training step.
@@ -118,13 +118,13 @@ class _Source:
 def _load(read: RawReader, transform: Transform, start: int) -> tuple[RawBatch, list[npt.NDArray[Any]]]:
     """Reads a batch and draws for it; runs in a thread."""
     raw = read(start)
-    return raw, _tables(transform.draw(start, len(raw.rows)))
+    return raw, _tables(transform.draw(start, len(raw.rows)), transform.num_segments)
 
 
-def _tables(draws: Draws) -> list[npt.NDArray[Any]]:
+def _tables(draws: Draws, num_segments: int) -> list[npt.NDArray[Any]]:
     """The draws as DALI takes them: contiguous, a row for each crop."""
     tables: list[npt.NDArray[Any]] = []
-    draws.map(lambda table: tables.append(np.ascontiguousarray(table).reshape(-1, NUM_SEGMENTS, *table.shape[1:])))
+    draws.map(lambda table: tables.append(np.ascontiguousarray(table).reshape(-1, num_segments, *table.shape[1:])))
     return tables
 
 
@@ -149,7 +149,7 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
         seed=0,  # unused: all randomness is in the draws
     )
     example = setup.transform.draw(0, setup.batch_size)
-    tables = _tables(example)
+    tables = _tables(example, setup.transform.num_segments)
     with pipeline:
         signals, *nodes = fn.external_source(
             source=source.next_inputs,

@@ -6,39 +6,34 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from data_tools.augmentations import AugmentationOptions
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
-from engine.data.augmentations import AugmentationOptions
 from engine.options import Options, UserError
 
 
 class DataOptions(Options):
-    """Which crops are read, and how they are loaded.
-
-    Attributes:
-        path: the dataset folder; must be given when a run starts.
-        loader: "auto" takes DALI on a GPU, where it is installed, and torch on a CPU, where that is faster.
-        leads: how many (12, 6, 3, 2 or 1, as in :data:`data_tools.leads.LEAD_COMBINATIONS`) or which by name; the model gets
-            that many channels, in canonical order.
-        train_split: split to train on.
-        valid_split: split for the validation loss; may be absent from the dataset.
-        block_size: crops that stay together in the first step of shuffling, see :mod:`engine.data.order`.
-        window_blocks: blocks that are mixed in the second; more is closer to a full shuffle, and reads from more places.
-        num_threads: reading and, on the CPU, transforming.
-        prefetch: batches read ahead.
-        verify: before the first step, compare the "hash" of every shard of the split with the manifest, or only its "size".
-        augmentations: of training and validation batches alike; none by default.
-    """
+    """Which crops are read, and how they are loaded."""
 
     path: Path | None = None
+    """Dataset folder; must be set when a run starts."""
     loader: Literal["auto", "dali", "torch"] = "auto"
+    """Loader; auto: DALI on a GPU, where it is installed, and torch on a CPU, where it is faster."""
     train_split: str = "pretrain"
+    """Split to train on."""
     valid_split: str = "valid"
+    """Split to validate on; may be absent from the dataset."""
     block_size: Annotated[int, Field(gt=0)] = 256
+    """Number of adjacent crops that stay together in the first step of shuffling."""
     window_blocks: Annotated[int, Field(gt=0)] = 16
+    """Number of blocks whose crops are mixed in the second step; more is closer to a full shuffle and less local to read."""
     num_threads: Annotated[int, Field(gt=0)] = 2
+    """Number of threads that read and, on a CPU, transform."""
     prefetch: Annotated[int, Field(gt=0)] = 4
+    """Number of batches loaded ahead."""
     verify: Literal["hash", "size"] = "hash"
+    """What is compared with the manifest before the first step: the hash of every shard, or only its size."""
     augmentations: AugmentationOptions = AugmentationOptions()
+    """Augmentations of training and validation batches alike."""
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:

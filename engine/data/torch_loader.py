@@ -29,7 +29,7 @@ class TorchLoader(Loader):
 
     def __init__(self, setup: LoaderSetup) -> None:
         super().__init__(setup)
-        if setup.device.type == "cpu" and setup.transform.makes_noise:
+        if setup.device.type == "cpu" and not setup.transform.only_scales:
             keep_freed_memory()
         stages = _Stages(setup)
         self._ahead = setup.read_ahead(stages.load)

@@ -1,12 +1,13 @@
-"""From stored crops to what the model sees: two segments, in mV, augmented. On the CPU, on a GPU, and as a DALI pipeline.
+"""From stored crops to what the model sees: segments in mV, augmented. In NumPy on a CPU, in torch, and as a DALI pipeline.
 
 Everything that is random is drawn here, on the host, as small tables that are a pure function of the seed and the stream
 positions; from them the three compute the same. So all loaders give the same batches.
 
-Shapes: N crops, S = 2 N segments, C leads, T = 2,500 samples of a segment.
+Shapes: N crops, I segments of a sample (see :func:`num_segments`), S = I N segments, C leads, T = 2,500 samples of a segment.
 """
 
-from collections.abc import Callable, Sequence
+import operator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,20 +15,21 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from data_tools.array_ops import NUMPY_OPS, Array
+from data_tools.augmentations.base import draw_words
+from data_tools.augmentations.chain import AugmentationChain, StageDraws
+from data_tools.counter_rng import fold_key
 from data_tools.recording import SEGMENT_SAMPLES
 from engine import cpu_kernels
-from engine.counter_rng import fold_key
-from engine.data.array_ops import NUMPY_OPS, TORCH_OPS, Array, ArrayOps, dali_module, make_dali_ops
-from engine.data.augmentations import LeadFactor, Noise, NoiseDraws
-from engine.data.augmentations.base import Positions, draw_words
+from engine.data.array_ops import TORCH_OPS, dali_module, make_dali_ops
+from engine.data.batch import num_segments
 from engine.data.buffers import to_device
 from engine.options import SegmentPair
 
-MILLIVOLTS_PER_UNIT = 0.001  # crops are stored in uV
-# On the CPU noise is made for so many crops at a time. Between two operations a thread gives way to the others, and waits for
-# its next turn: longer operations are fewer turns. Of more crops, what the operations pass on would leave the core's cache.
-_NUM_CROPS_WITH_NOISE = 4
-NUM_SEGMENTS = 2  # of a crop, and of a pair
+# On the CPU so many crops are augmented at a time. Between two operations a thread gives way to the others, and waits for its
+# next turn: longer operations are fewer turns. Of more crops, what the operations pass on would leave the core's cache.
+_NUM_CROPS_AT_A_TIME = 4
+_NUM_HALVES = 2  # of a crop
 
 
 class Draws(NamedTuple):
@@ -35,50 +37,45 @@ class Draws(NamedTuple):
 
     Attributes:
         halves: int32 [S, 1], which half of its crop each segment is; None for adjacent segments.
-        gain: float32 [S, C, 1], by which stored units are multiplied.
-        noises: of each noise in the order of application; weights are multiplied by what is applied later.
+        gain: float32 [S, C, 1], the first factor of each lead.
+        stages: of each stage of the augmentations.
     """
 
     halves: Array | None
     gain: Array
-    noises: tuple[NoiseDraws, ...]
+    stages: tuple[StageDraws, ...]
 
     def map(self, function: Callable[[Array], Any]) -> "Draws":
-        """The same with a function applied to every array, always in the same order."""
+        """Applies a function to every array, always in the same order."""
         halves, gain = None if self.halves is None else function(self.halves), function(self.gain)
-        return Draws(halves, gain, tuple(NoiseDraws(function(w), tuple(map(function, d))) for w, d in self.noises))
+        return Draws(halves, gain, tuple(stage.map(function) for stage in self.stages))
 
 
 class Transform:
-    """Takes the pair of segments from crops, scales them to mV and applies the augmentations.
-
-    Scaling and lead masking are both products with a number per lead, so they are one multiplication: by that number, the
-    gain. Noise that comes before the masking has its weights multiplied instead. So a masked lead is exactly zero.
+    """Takes the segments from crops, scales them to mV and applies the augmentations.
 
     Args:
-        augmentations: in the order of application.
+        augmentations: the augmentations.
         num_leads: C.
-        seed: of the run.
+        seed: the run's seed.
         pair: which segments of a crop.
     """
 
-    def __init__(
-        self, augmentations: Sequence[Noise | LeadFactor], num_leads: int, *, seed: int, pair: SegmentPair = "adjacent"
-    ) -> None:
-        self._augmentations = tuple(augmentations)
-        self._noises = [each for each in augmentations if isinstance(each, Noise)]
+    def __init__(self, augmentations: AugmentationChain, num_leads: int, *, seed: int, pair: SegmentPair = "adjacent") -> None:
+        self._augmentations = augmentations
         self._pair = pair
         self._pair_key = fold_key([seed, "segment pair"])
-        self.num_leads = num_leads
+        self._num_leads = num_leads
+        self.num_segments = num_segments(pair)
 
     @property
-    def makes_noise(self) -> bool:
-        """Whether any augmentation adds noise."""
-        return bool(self._noises)
+    def only_scales(self) -> bool:
+        """Whether a product with a number per lead is all that is done."""
+        return self._augmentations.only_scales
 
     def output_shape(self, num_crops: int) -> tuple[int, int, int, int]:
-        """The shape [N, 2, C, T] of a transformed batch."""
-        return num_crops, NUM_SEGMENTS, self.num_leads, SEGMENT_SAMPLES
+        """The shape [N, I, C, T] of a transformed batch."""
+        return num_crops, self.num_segments, self._num_leads, SEGMENT_SAMPLES
 
     def draw(self, start: int, num_crops: int) -> Draws:
         """Draws for a batch.
@@ -91,23 +88,13 @@ class Transform:
             The draws, as NumPy arrays.
         """
         positions = np.arange(start, start + num_crops)
-        segments = np.arange(NUM_SEGMENTS * start, NUM_SEGMENTS * (start + num_crops))
-        gain = np.full((len(segments), self.num_leads, 1), MILLIVOLTS_PER_UNIT, np.float32)
-        noises: list[NoiseDraws] = []
-        for augmentation in self._augmentations:
-            if isinstance(augmentation, Noise):
-                noises.append(augmentation.draw(segments))
-            else:
-                factor = augmentation.gain(positions).reshape(gain.shape)
-                gain *= factor
-                noises = [NoiseDraws(weights * factor[:, None], details) for weights, details in noises]
-        return Draws(self._draw_halves(positions), gain, tuple(noises))
-
-    def _draw_halves(self, positions: Positions) -> npt.NDArray[np.int32] | None:
-        if self._pair == "adjacent":
-            return None
-        words, _ = draw_words(self._pair_key, positions, 1)
-        return (words >> np.uint32(31)).astype(np.int32).repeat(NUM_SEGMENTS, axis=0)
+        # A single segment draws as the first one of a pair.
+        segments = (_NUM_HALVES * positions[:, None] + np.arange(self.num_segments)).ravel()
+        halves = None
+        if self._pair != "adjacent":
+            words, _ = draw_words(self._pair_key, positions, 1)
+            halves = (words >> np.uint32(31)).astype(np.int32).repeat(self.num_segments, axis=0)
+        return Draws(halves, *self._augmentations.draw(segments))
 
     def apply(self, signals: npt.NDArray[np.int16], draws: Draws, out: npt.NDArray[np.float32]) -> None:
         """The transform on the CPU, in the calling thread.
@@ -115,21 +102,22 @@ class Transform:
         Args:
             signals: int16 [N, C, 5000] in uV.
             draws: from :meth:`draw`.
-            out: float32 [N, 2, C, T], is overwritten, in mV.
+            out: float32 [N, I, C, T], is overwritten, in mV.
         """
-        by_half = signals.reshape(-1, self.num_leads, NUM_SEGMENTS, SEGMENT_SAMPLES).swapaxes(1, 2)
+        by_half = signals.reshape(-1, self._num_leads, _NUM_HALVES, SEGMENT_SAMPLES).swapaxes(1, 2)
         if draws.halves is not None:
-            crops = np.arange(len(signals))
-            by_half = by_half[crops, draws.halves[::NUM_SEGMENTS, 0], None]
-        gain = draws.gain.reshape(len(out), NUM_SEGMENTS, self.num_leads, 1)
-        num_at_a_time = _NUM_CROPS_WITH_NOISE if self.makes_noise else max(1, len(out))
-        for first in range(0, len(out), num_at_a_time):
-            few = slice(first, first + num_at_a_time)
-            own = slice(NUM_SEGMENTS * few.start, NUM_SEGMENTS * few.stop)
+            by_half = by_half[np.arange(len(signals)), draws.halves[:: self.num_segments, 0], None]
+        gain = draws.gain.reshape(len(out), self.num_segments, self._num_leads, 1)
+        step = max(1, len(out)) if self.only_scales else _NUM_CROPS_AT_A_TIME
+        for first in range(0, len(out), step):
+            few = slice(first, first + step)
             cpu_kernels.scale(by_half[few], gain[few], out[few])
-            segments = out[few].reshape(-1, self.num_leads, SEGMENT_SAMPLES)
-            noises = [NoiseDraws(weights[own], tuple(detail[own] for detail in details)) for weights, details in draws.noises]
-            self._add_noise(NUMPY_OPS, segments, noises)
+            own = slice(self.num_segments * few.start, self.num_segments * few.stop)
+            stages = [stage.map(operator.itemgetter(own)) for stage in draws.stages]
+            segments = out[few].reshape(-1, self._num_leads, SEGMENT_SAMPLES)
+            augmented = self._augmentations.apply(NUMPY_OPS, segments, stages)
+            if augmented is not segments:
+                segments[...] = augmented
 
     def apply_on_device(self, signals: Tensor, draws: Draws) -> Tensor:
         """The transform in torch.
@@ -139,17 +127,17 @@ class Transform:
             draws: from :meth:`draw`.
 
         Returns:
-            float32 [N, 2, C, T] in mV on the same device; the host does not wait for it.
+            float32 [N, I, C, T] in mV on the same device; the host does not wait for it.
         """
         on_device = draws.map(lambda table: to_device(as_tensor(table), signals.device))
-        by_half = signals.view(-1, self.num_leads, NUM_SEGMENTS, SEGMENT_SAMPLES).transpose(1, 2)
+        by_half = signals.view(-1, self._num_leads, _NUM_HALVES, SEGMENT_SAMPLES).transpose(1, 2)
         if on_device.halves is not None:
             crops = torch.arange(len(signals), device=signals.device)
-            by_half = by_half[crops, on_device.halves[::NUM_SEGMENTS, 0], None]
+            by_half = by_half[crops, on_device.halves[:: self.num_segments, 0], None]
         out = torch.empty(self.output_shape(len(signals)), device=signals.device).copy_(by_half)
         segments = out.flatten(0, 1).mul_(on_device.gain)
-        self._add_noise(TORCH_OPS, segments, on_device.noises)
-        return out
+        augmented: Tensor = self._augmentations.apply(TORCH_OPS, segments, on_device.stages)
+        return augmented.view(out.shape)
 
     def define_dali(self, signals: Any, draws: Draws) -> Any:
         """The transform as DALI operators.
@@ -159,22 +147,14 @@ class Transform:
             draws: of nodes on that device, whose samples are those of a crop; but ``halves`` on the CPU.
 
         Returns:
-            Node of float32 [2, C, T] samples in mV.
+            Node of float32 [I, C, T] samples in mV.
         """
         fn = dali_module(".fn")
-        by_lead = fn.reshape(signals, shape=[self.num_leads, NUM_SEGMENTS, SEGMENT_SAMPLES])
+        by_lead = fn.reshape(signals, shape=[self._num_leads, _NUM_HALVES, SEGMENT_SAMPLES])
         if draws.halves is not None:
             by_lead = fn.slice(by_lead, start=draws.halves[0], shape=[1], axes=[1])
         segments = fn.transpose(by_lead, perm=[1, 0, 2]) * draws.gain
-        return self._add_noise(make_dali_ops(), segments, draws.noises) if self.makes_noise else segments
-
-    def _add_noise(self, ops: ArrayOps, segments: Array, draws: Sequence[NoiseDraws]) -> Array:
-        """Adds all noise to segments [S, C, T], in place where the array can be changed."""
-        for noise, (weights, details) in zip(self._noises, draws, strict=True):
-            waves = noise.waves(ops, *details)
-            for k in range(noise.num_waves):
-                segments += waves[:, k] * weights[:, k]
-        return segments
+        return self._augmentations.apply(make_dali_ops(), segments, draws.stages)
 
 
 def as_tensor(table: npt.NDArray[Any]) -> Tensor:

@@ -6,7 +6,7 @@ w2v.py          local: wav2vec 2.0
 cmsc.py         global: contrastive multi-segment coding
 w2v_cmsc.py     their sum
 simclr.py       global: two augmented views of a segment
-three_kg.py     global: two views of a segment, turned in the vectorcardiogram
+three_kg.py     global: two views of a segment, all views of a patient attract each other
 contrast.py     what the global ones share: segments compared with those of all ranks
 masking.py      span masks
 negatives.py    negatives as multiplicities
@@ -16,7 +16,7 @@ from engine.objectives.cmsc import CMSC, CMSCOptions
 from engine.objectives.pretraining import PretrainingModel
 from engine.objectives.protocol import DrawKeys, Objective
 from engine.objectives.simclr import SimCLR, SimCLROptions
-from engine.objectives.three_kg import ThreeKG, ThreeKGDraws, ThreeKGOptions
+from engine.objectives.three_kg import ThreeKG, ThreeKGOptions
 from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
 from engine.objectives.w2v_cmsc import W2VCMSC, W2VCMSCOptions
 
@@ -41,7 +41,6 @@ __all__ = [
     "SimCLR",
     "SimCLROptions",
     "ThreeKG",
-    "ThreeKGDraws",
     "ThreeKGOptions",
     "W2VCMSCOptions",
     "W2VDraws",

@@ -64,10 +64,6 @@ class Objective(nn.Module, ABC):
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         super().__init__()
 
-    @classmethod
-    def check_leads(cls, num_leads: int) -> None:
-        """Raises a :class:`UserError` if the objective cannot train an encoder of so many leads; by default it can."""
-
     @abstractmethod
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:
         """Draws all that is random in a batch of this rank, in a form of the objective's own.

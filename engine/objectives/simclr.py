@@ -22,7 +22,7 @@ class SimCLROptions(Options):
     """Options of SimCLR."""
 
     temperature: float = Field(default=0.1, gt=0)
-    """Temperature of the similarities."""
+    """Temperature tau, by which cosine similarities are divided."""
 
 
 class SimCLR(Objective):

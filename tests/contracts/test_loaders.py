@@ -16,13 +16,15 @@ import pytest
 import torch
 from dataset_fixtures import crop_signal
 from numpy.typing import NDArray
-from reference_noise import REFERENCES, reference_noise
+from reference_augmentations import NOISES as REFERENCES
+from reference_augmentations import random_lead_masking, reference_noise
 
-from data_tools.augmentations import random_lead_masking
+from data_tools.array_ops import NUMPY_OPS
+from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations.chain import AugmentationChain
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.data import Batch, CropStore, DataOptions, Loader, LoaderStateError, SampleOrder, make_loader
-from engine.data.augmentations import AugmentationOptions, make_augmentations
 from engine.data.dali_loader import is_dali_installed
 from engine.data.loader import STATE_VERSION
 from engine.data.transform import Draws, Transform
@@ -31,6 +33,7 @@ from engine.options import SegmentPair
 SEED = 5
 MASKED: dict[str, Any] = {"random_lead_masking": {"p": 0.5}}
 NOISES: dict[str, Any] = {name: {} for name in REFERENCES}
+MAPS: dict[str, Any] = {"vcg_transform": {}, "time_mask": {"fraction": 0.3}}
 EVERYTHING: dict[str, Any] = {**NOISES, **MASKED}
 PLAIN: dict[str, Any] = {"augmentations": {}}
 
@@ -46,6 +49,7 @@ def make(
     device: str = "cpu",
     seed: int = SEED,
     block_size: int = 4,
+    leads: int | list[str] = 12,
     pair: SegmentPair = "adjacent",
     **options: Any,
 ) -> Loader:
@@ -54,6 +58,7 @@ def make(
         DataOptions.model_validate({"loader": name, "augmentations": MASKED, **options}),
         store,
         SampleOrder(store.num_crops, seed, block_size=block_size, window_blocks=3),
+        leads=leads,
         seed=seed,
         batch_size=batch_size,
         rank=rank,
@@ -79,7 +84,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 def draw(augmentations: dict[str, Any], num_crops: int) -> Draws:
     """What is drawn from the beginning of the stream, for 12 leads."""
     chosen = make_augmentations(AugmentationOptions.model_validate(augmentations), SEED, range(12))
-    return Transform(chosen, 12, seed=SEED).draw(0, num_crops)
+    return Transform(AugmentationChain(chosen, 12), 12, seed=SEED).draw(0, num_crops)
 
 
 def expected_segments(store: CropStore, rows: list[int]) -> NDArray[np.float64]:
@@ -153,21 +158,37 @@ class LoaderContract:
         assert np.mean([torch.equal(first[row], zeros) for row, zeros in second.items()]) < 0.01
 
     @pytest.mark.parametrize("augmentations", [*({name: {}} for name in NOISES), EVERYTHING], ids="+".join)
-    def test_noise_is_that_of_the_specification(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:
+    def test_noise_is_that_of_the_reference(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:
         plain = self.read(dataset, 3, **PLAIN).segments.double().numpy()
         for name in NOISES.keys() & augmentations.keys():
-            plain += reference_noise(name, draw({name: {}}, 18).noises[0]).reshape(plain.shape)
+            plain += reference_noise(name, draw({name: {}}, 18).stages[0].noises[0]).reshape(plain.shape)
         kept = draw(augmentations, 18).gain.reshape(18, 2, 12) != 0
         segments = self.read(dataset, 3, augmentations=augmentations).segments.numpy()
         np.testing.assert_allclose(segments, random_lead_masking(plain, kept), rtol=0, atol=1e-5)
         assert np.array_equal((segments == 0).all(axis=-1), ~kept)
 
-    @pytest.mark.parametrize("pair", ["adjacent", "same"])
-    def test_resuming_repeats_the_noise_also_with_other_ranks_and_batches(self, dataset: Dataset, pair: SegmentPair) -> None:
-        whole = self.read(dataset, 5, augmentations=EVERYTHING, pair=pair)
+    def test_maps_of_the_signal_are_those_of_the_definition(self, dataset: Dataset) -> None:
+        with self.make(dataset, augmentations=MAPS) as loader:
+            batch = next(loader)
+        store = CropStore(dataset, "pretrain")
+        signals = np.empty((6, 12, 5000), np.int16)
+        store.read(batch.row.cpu().numpy(), signals)
+        chosen = make_augmentations(AugmentationOptions.model_validate(MAPS), SEED, range(12))
+        chain = AugmentationChain(chosen, 12)
+        gain, draws = chain.draw(np.arange(12))
+        segments = signals.reshape(6, 12, 2, 2500).swapaxes(1, 2).reshape(12, 12, 2500)
+        expected = chain.apply(NUMPY_OPS, segments * gain, draws).reshape(6, 2, 12, 2500)
+        np.testing.assert_allclose(batch.segments.cpu(), expected, rtol=0, atol=1e-5)
+        is_masked = (batch.segments == 0).float().mean(dim=-1)
+        assert is_masked.min() >= 0.3
+
+    @pytest.mark.parametrize("pair", ["adjacent", "same", "single"])
+    def test_resuming_repeats_the_draws_also_with_other_ranks_and_batches(self, dataset: Dataset, pair: SegmentPair) -> None:
+        augmentations = EVERYTHING | MAPS
+        whole = self.read(dataset, 5, augmentations=augmentations, pair=pair)
         by_rank = []
         for rank in range(2):
-            with self.make(dataset, batch_size=2, rank=rank, world_size=2, augmentations=EVERYTHING, pair=pair) as loader:
+            with self.make(dataset, batch_size=2, rank=rank, world_size=2, augmentations=augmentations, pair=pair) as loader:
                 loader.seek(10)
                 by_rank.append(take(loader, 5))
         joined = join([batches[number] for number in range(5) for batches in by_rank])
@@ -184,6 +205,15 @@ class LoaderContract:
         assert 8 < is_second.sum() < 28
         masked = (self.read(dataset, 6, pair="same").segments == 0).all(dim=-1)
         assert 0.3 < (masked[:, 0] == masked[:, 1]).float().mean() < 0.7
+
+    @pytest.mark.parametrize("augmentations", [{}, MASKED, EVERYTHING | MAPS], ids=len)
+    def test_a_single_segment_is_the_first_view_of_a_pair(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:
+        single = self.read(dataset, 4, augmentations=augmentations, pair="single")
+        same = self.read(dataset, 4, augmentations=augmentations, pair="same")
+        assert single.segments.shape == (24, 1, 12, 2500)
+        torch.testing.assert_close(single.segments[:, 0], same.segments[:, 0], rtol=0, atol=1e-5)
+        for name in ("recording", "patient", "row", "position"):
+            assert torch.equal(getattr(single, name), getattr(same, name))
 
     @pytest.mark.parametrize("leads", [6, 3, 1, ["V6", "aVR"]])
     def test_fewer_leads_are_those_channels_in_canonical_order(self, dataset: Dataset, leads: int | list[str]) -> None:
@@ -357,6 +387,15 @@ class TestDaliLoaderOnGpu(LoaderContract):
                 busy = (busy @ busy).clamp(-1, 1)
                 batches.append(Batch(*(getattr(batch, field.name) * 1 for field in fields(Batch))))
         assert_same(join(batches), expected)
+
+
+@needs_dali
+@pytest.mark.parametrize("pair", ["adjacent", "same", "single"])
+def test_both_loaders_map_the_signal_alike(dataset: Dataset, pair: SegmentPair) -> None:
+    augmentations = {"vcg_transform": {"p": 0.7}, "time_mask": {"p": 0.7}, "powerline": {"num_harmonics": 2}, **MASKED}
+    one, other = (join(take(make(name, dataset, augmentations=augmentations, pair=pair), 3)) for name in ("torch", "dali"))
+    torch.testing.assert_close(one.segments, other.segments, rtol=0, atol=1e-5)
+    assert torch.equal(one.segments == 0, other.segments == 0)
 
 
 @needs_dali

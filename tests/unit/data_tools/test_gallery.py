@@ -4,25 +4,29 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dataset_fixtures import write_dataset
 from numpy.typing import NDArray
 from PIL import Image
 
+from data_tools.augmentations import AugmentationOptions
 from data_tools.cli import main
-from data_tools.gallery import draw_panels, gallery_figure
+from data_tools.gallery import gallery_figure, make_panels
 from data_tools.leads import LEADS
 from data_tools.plot.ecg_paper import baselines
 from data_tools.shards.dataset import Dataset
+from engine.data import CropStore, DataOptions, SampleOrder, make_loader
 
 METADATA: dict[str, object] = {"source": "georgia", "recording": "E07500", "sampling_rate": 500.0}
 TITLES = [
     "Original",
+    "VCG transform",
     "Powerline noise",
     "Electromyographic noise",
     "Baseline wander",
     "Baseline shift",
     "Random lead masking",
+    "Time mask",
     "All of these",
-    "3KG",
 ]
 
 
@@ -36,61 +40,40 @@ def crop() -> NDArray[np.int16]:
 
 
 @pytest.fixture
-def segment(crop: NDArray[np.int16]) -> NDArray[np.float64]:
-    return crop[:, :2500] / 1000
+def dataset(tmp_path: Path) -> Dataset:
+    return Dataset.open(write_dataset(tmp_path / "dataset", {"pretrain": 20}))
 
 
-def einthoven(signal: NDArray[np.float64]) -> float:
-    lead = dict(zip(LEADS, signal, strict=True))
-    return float(np.abs(lead["I"] + lead["III"] - lead["II"]).max())
+@pytest.fixture
+def segment(crop: NDArray[np.int16]) -> NDArray[np.int16]:
+    return crop[:, :2500]
 
 
-def test_panels_are_those_of_the_paper_and_more(segment: NDArray[np.float64]) -> None:
-    panels = draw_panels(segment, seed=0)
+def test_panels_are_every_augmentation_in_the_order_of_application(segment: NDArray[np.int16]) -> None:
+    panels = make_panels(segment, seed=0)
     assert [panel.title for panel in panels] == TITLES
-    np.testing.assert_array_equal(panels[0].signal, segment)
-    for panel in panels:
+    np.testing.assert_allclose(panels[0].signal, segment / 1000, rtol=1e-6)
+    for panel in panels[1:]:
         assert panel.signal.shape == segment.shape
-        # Only masking, the shift and 3KG's time mask break the limb leads' relations.
-        consistent = panel.title in {"Original", "Powerline noise", "Electromyographic noise", "Baseline wander"}
-        assert (einthoven(panel.signal) < 1e-12) is consistent, panel.title
+        assert (panel.signal != panels[0].signal).any()
+    assert panels[1].options == "angle_deg -45..45, scale 1..1.5"
+    assert panels[6].options == "p 0.5"
 
 
-def test_noises_are_what_their_names_say(segment: NDArray[np.float64]) -> None:
-    noise = {panel.title: panel.signal - segment for panel in draw_panels(segment, seed=3)}
-    spectrum = np.abs(np.fft.rfft(noise["Powerline noise"], axis=1))
-    assert (spectrum.argmax(axis=1) == 250).all()  # 50 Hz, in bins of 0.2 Hz
-    muscle = noise["Electromyographic noise"][[0, 1, *range(6, 12)]]
-    # Uniform amplitudes up to 0.5 mV have a mean square of 0.25 / 3.
-    assert muscle.std() == pytest.approx(np.sqrt(0.25 / 3), rel=0.03)
-    wander = np.abs(np.diff(noise["Baseline wander"], axis=1))
-    assert 0 < wander.max() < 0.02
-    for lead in noise["Baseline shift"]:
-        levels = np.unique(lead.round(9))
-        assert len(levels) <= 2
-        assert np.abs(levels).max() <= 0.5
-
-
-def test_masked_leads_are_zero_and_named(segment: NDArray[np.float64]) -> None:
-    for seed in range(5):
-        for panel in draw_panels(segment, seed):
-            zero = {lead for lead, trace in zip(LEADS, panel.signal, strict=True) if not trace.any()}
-            assert zero == set(panel.masked), panel.title
-
-
-def test_everything_is_the_sum_of_the_noises_where_it_is_not_masked(segment: NDArray[np.float64]) -> None:
-    panels = {panel.title: panel for panel in draw_panels(segment, seed=1)}
-    total = segment + sum(panels[title].signal - segment for title in TITLES[1:5])
-    masked = [lead in panels["All of these"].masked for lead in LEADS]
-    np.testing.assert_allclose(panels["All of these"].signal[np.invert(masked)], total[np.invert(masked)], atol=1e-12)
-    assert panels["All of these"].masked == panels["Random lead masking"].masked
-
-
-def test_a_seed_gives_the_same_gallery_and_another_one_another(segment: NDArray[np.float64]) -> None:
-    first, again, other = (draw_panels(segment, seed) for seed in (0, 0, 1))
-    for a, b, c in zip(first[1:], again[1:], other[1:], strict=True):
-        np.testing.assert_array_equal(a.signal, b.signal)
-        assert (a.signal != c.signal).any()
+@pytest.mark.parametrize("seed", [0, 3])
+def test_panels_are_what_training_sees(dataset: Dataset, seed: int) -> None:
+    store = CropStore(dataset, "pretrain")
+    order = SampleOrder(store.num_crops, seed)
+    crops = np.empty((1, 12, 5000), np.int16)
+    store.read(order.indices(0, 1), crops)
+    panels = {panel.title: panel.signal for panel in make_panels(crops[0, :, :2500], seed)}
+    fields = AugmentationOptions.model_fields
+    choices: dict[str, list[str]] = {"Original": [], "All of these": list(fields)}
+    choices |= {title: [name] for title, name in zip(TITLES[1:-1], fields, strict=True)}
+    for title, names in choices.items():
+        options = DataOptions.model_validate({"loader": "torch", "augmentations": {name: {} for name in names}})
+        with make_loader(options, store, order, leads=12, seed=seed, batch_size=3) as loader:
+            np.testing.assert_array_equal(panels[title], next(loader).segments[0, 0], err_msg=title)
 
 
 def test_scale_is_true_and_panels_do_not_overlap(crop: NDArray[np.int16]) -> None:
@@ -125,11 +108,14 @@ def test_every_sheet_names_its_leads_and_what_was_drawn(crop: NDArray[np.int16])
     assert "25 mm/s   10 mm/mV   recorded at 500 Hz   first 5 s   seed 5" in drawn
 
 
-def test_a_missing_lead_is_marked_where_nothing_was_added(crop: NDArray[np.int16]) -> None:
-    crop[7] = 0
+def test_missing_and_flat_leads_are_marked_where_nothing_was_added(crop: NDArray[np.int16]) -> None:
+    crop[7] = crop[9] = 0
     metadata = METADATA | {"leads": [lead for lead in LEADS if lead != "V2"]}
     drawn = [text.get_text() for text in gallery_figure(crop, metadata, seed=0).axes[0].texts]
-    assert drawn.count("missing") in {1, 2}  # the original, and lead masking unless it masked it
+    num_unchanged = 3  # the original, lead masking and the time mask
+    assert drawn.count("missing") in {num_unchanged, num_unchanged + 1}  # all of these, if lead masking masks it
+    assert drawn.count("flat") in {num_unchanged, num_unchanged + 1}
+    assert drawn.count("masked") > 0
 
 
 def test_neighbors_keep_clear_where_they_come_close() -> None:
@@ -156,7 +142,7 @@ def test_gallery_from_the_command_line(recordings_dataset: Path, tmp_path: Path,
     assert default == zero != seven
     assert main([*command, str(tmp_path / "gallery.png")]) == 0
     with Image.open(tmp_path / "gallery.png") as image:
-        assert image.width == 624 * 8  # millimeters, pixels to each
+        assert image.width == 471 * 8  # millimeters, pixels to each
         assert sum(image.convert("L").histogram()[:77]) > 0.01 * image.width * image.height  # ink
 
 

@@ -2,12 +2,15 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from data_tools import counter_rng
+from data_tools.array_ops import NUMPY_OPS
 from engine.counter_rng import fold_key, key_at, random_bits, uniform
 
 NUM_ROWS, NUM_COLUMNS = 1024, 512
@@ -75,6 +78,15 @@ def test_a_slice_of_rows_equals_the_rows_of_the_whole(seed: int, num_rows: int, 
     parts = [random_bits(key, rows, 5) for rows in torch.arange(row0, row0 + num_rows).tensor_split(num_parts)]
     assert torch.equal(torch.cat(parts), whole)
     assert torch.equal(random_bits(key, torch.arange(row0, row0 + num_rows), 3), whole[:, :3])
+
+
+@given(st.integers(0, 2**40), st.integers(0, 2**40), st.integers(1, 50))
+def test_numpy_draws_the_same_as_torch(seed: int, row0: int, num_rows: int) -> None:
+    key, rows = fold_key([seed]), torch.arange(row0, row0 + num_rows)
+    row_keys = counter_rng.row_keys(key, rows.numpy())[:, None]
+    words = counter_rng.random_words(NUMPY_OPS, row_keys, np.arange(7, dtype=np.uint32))
+    assert np.array_equal(words.view(np.int32), random_bits(key, rows, 7))
+    assert np.array_equal(counter_rng.to_uniform(NUMPY_OPS, words), uniform(key, rows, 7))
 
 
 def test_rows_beyond_32_bits_differ() -> None:

@@ -50,7 +50,7 @@ def test_every_system_of_the_papers_tables_has_its_preset() -> None:
         "w2v_rlm": ("w2v", rlm),
         "cmsc": ("cmsc", []),
         "cmsc_rlm": ("cmsc", rlm),
-        "3kg": ("3kg", []),
+        "3kg": ("3kg", ["time_mask", "vcg_transform"]),
         "simclr_rlm": ("simclr", rlm),
         "w2v_cmsc": ("w2v_cmsc", []),
         "w2v_cmsc_rlm": ("w2v_cmsc", rlm),
@@ -144,7 +144,7 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("leads=1", ["random_lead_masking needs two or more leads"]),
         ("leads={a: 1}", ["'leads={a: 1}'", "leads"]),
         ("objective={name: w2v, masking: fixed}", ["objective.masking", "independent_starts", "fixed_count"]),
-        ("objective={name: 3kg, max_scale: 0.5}", ["objective.max_scale", "greater than or equal to 1"]),
+        ("objective={name: 3kg, temperature: 0}", ["objective.temperature", "greater than 0"]),
     ],
 )
 def test_a_mistake_is_one_line_with_a_remedy(override: str, fragments: list[str]) -> None:
@@ -199,6 +199,14 @@ def test_an_override_without_effect_is_reported() -> None:
     assert notices == ["'zero.overlap_comm=false' has no effect: zero.stage=0 partitions nothing"]
 
 
+@pytest.mark.parametrize("name", ["simclr", "3kg"])
+def test_views_that_are_the_same_are_reported(name: str) -> None:
+    _, notices = load_notified(f"objective={{name: {name}}}", "data.augmentations={}")
+    assert any(notice.startswith(f"the objective {name} compares two views") for notice in notices)
+    _, notices = load_notified(f"objective={{name: {name}}}")
+    assert not any("two views" in notice for notice in notices)
+
+
 def test_an_empty_mapping_clears_a_section() -> None:
     assert load().data.augmentations.random_lead_masking is not None
     assert load("data.augmentations={}").data.augmentations.random_lead_masking is None
@@ -226,7 +234,7 @@ def test_the_resolved_configuration_names_the_leads_once() -> None:
 
 def test_3kg_needs_all_leads() -> None:
     preset = CONFIGS / "pretrain" / "3kg.yaml"
-    with pytest.raises(UserError, match=r"3kg needs all 12 leads"):
+    with pytest.raises(UserError, match=r"data\.augmentations\.vcg_transform needs all 12 leads, got 6"):
         load_config([preset], ["leads=6"])
 
 

@@ -3,18 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
+from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations.base import AugmentationChoice
 from data_tools.leads import LEAD_COMBINATIONS, LEADS
 from engine.data import DataOptions, find_leads
-from engine.data.augmentations import (
-    AugmentationOptions,
-    BaselineShiftOptions,
-    BaselineWanderOptions,
-    ElectromyographicOptions,
-    PowerlineOptions,
-    RandomLeadMaskingOptions,
-    make_augmentations,
-)
-from engine.data.augmentations.base import AugmentationChoice, LeadFactor
 from engine.options import UserError
 
 
@@ -36,15 +28,13 @@ def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
         find_leads(leads)
 
 
-def test_every_field_is_an_augmentation_and_masking_is_applied_last() -> None:
-    everything = AugmentationOptions.model_validate({name: {} for name in AugmentationOptions.model_fields})
-    chosen = [getattr(everything, name) for name in AugmentationOptions.model_fields]
-    assert all(isinstance(options, AugmentationChoice) for options in chosen)
-    made = make_augmentations(everything, 1, range(12))
-    assert [type(augmentation).__name__ for augmentation in made] == [
-        "Powerline", "Electromyographic", "BaselineWander", "BaselineShift", "RandomLeadMasking"
+def test_every_field_is_an_augmentation_and_masks_are_applied_last() -> None:
+    everything = AugmentationOptions.model_validate({name: {} for name in reversed(AugmentationOptions.model_fields)})
+    assert list(everything.chosen()) == list(AugmentationOptions.model_fields)
+    assert all(isinstance(options, AugmentationChoice) for options in everything.chosen().values())
+    assert [type(augmentation).__name__ for augmentation in make_augmentations(everything, 1, range(12))] == [
+        "VcgTransform", "Powerline", "Electromyographic", "BaselineWander", "BaselineShift", "RandomLeadMasking", "TimeMask"
     ]  # fmt: skip
-    assert [isinstance(augmentation, LeadFactor) for augmentation in made] == [False] * 4 + [True]
 
 
 @pytest.mark.parametrize(("named", "number"), [({}, 0), ({"random_lead_masking": None}, 0), ({"random_lead_masking": {}}, 1)])
@@ -53,23 +43,30 @@ def test_augmentations_that_are_named_are_on(named: dict[str, dict[str, float] |
 
 
 def test_the_defaults_are_the_paper_s() -> None:
-    assert RandomLeadMaskingOptions() == RandomLeadMaskingOptions(p=0.5)
-    assert PowerlineOptions() == PowerlineOptions(p=1, amplitude_mv=(0, 0.5), frequencies_hz=(50,), num_harmonics=1)
-    assert ElectromyographicOptions() == ElectromyographicOptions(p=1, amplitude_mv=(0, 0.5))
-    assert BaselineWanderOptions() == BaselineWanderOptions(
-        p=1, num_components=3, amplitude_mv=(0, 0.5), frequency_step_hz=(0.01, 0.2), scale_mean=1, scale_std=0.5
-    )
-    assert BaselineShiftOptions() == BaselineShiftOptions(p=1, offset_mv=(-0.5, 0.5), span=(0, 1))
-    for options in (PowerlineOptions(), ElectromyographicOptions(), BaselineWanderOptions()):
-        assert options.consistent_limb_leads
-    assert DataOptions().leads == 12
+    noise = {"p": 1, "amplitude_mv": [0, 0.5], "consistent_limb_leads": True}
+    expected = {
+        "vcg_transform": {"p": 1, "angle_deg": [-45, 45], "scale": [1, 1.5]},
+        "powerline": {**noise, "frequencies_hz": [50], "num_harmonics": 1},
+        "electromyographic": noise,
+        "baseline_wander": {**noise, "num_components": 3, "frequency_step_hz": [0.01, 0.2], "scale_mean": 1, "scale_std": 0.5},
+        "baseline_shift": {"p": 1, "offset_mv": [-0.5, 0.5], "span": [0, 1]},
+        "random_lead_masking": {"p": 0.5},
+        "time_mask": {"p": 1, "fraction": 0.5},
+    }
+    assert AugmentationOptions.model_validate({name: {} for name in expected}).model_dump(mode="json") == expected
+    assert not DataOptions().augmentations.chosen()
 
 
-@pytest.mark.parametrize("leads", [1, ["aVF"]])
-def test_masking_a_single_lead_is_refused_with_the_reason(leads: int | list[str]) -> None:
-    with pytest.raises(ValidationError, match=r"needs two leads or more.*random_lead_masking=null"):
-        DataOptions.model_validate({"leads": leads, "augmentations": {"random_lead_masking": {}}})
-    DataOptions.model_validate({"leads": leads, "augmentations": {"powerline": {}}})
+@pytest.mark.parametrize(
+    ("name", "num_leads", "reason"),
+    [("random_lead_masking", 1, "two or more leads"), ("vcg_transform", 6, "all 12 leads, got 6")],
+)
+def test_too_few_leads_are_refused_with_the_reason_and_a_remedy(name: str, num_leads: int, reason: str) -> None:
+    options = AugmentationOptions.model_validate({name: {}, "powerline": {}})
+    key = rf"data\.augmentations\.{name}"
+    with pytest.raises(ValueError, match=rf"^{key} needs {reason}: .* or set {key}=null$"):
+        make_augmentations(options, 1, range(num_leads))
+    make_augmentations(options, 1, range(12))
 
 
 def test_unknown_keys_are_refused() -> None:

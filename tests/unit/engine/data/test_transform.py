@@ -7,21 +7,24 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from reference_noise import REFERENCES, reference_noise
+from reference_augmentations import NOISES as REFERENCES
+from reference_augmentations import random_lead_masking, reference_noise
 
-from data_tools.augmentations import random_lead_masking
-from engine.data.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations.chain import AugmentationChain
 from engine.data.transform import Draws, Transform
 from engine.options import SegmentPair
 
 SEED = 4
 NOISES: dict[str, dict[str, Any]] = {name: {} for name in REFERENCES}
 EVERYTHING = {**NOISES, "random_lead_masking": {"p": 0.5}}
+MAPS: dict[str, dict[str, Any]] = {"vcg_transform": {}, "time_mask": {}}
 
 
 def make(augmentations: dict[str, Any], leads: Sequence[int] = range(12), pair: SegmentPair = "adjacent") -> Transform:
     options = AugmentationOptions.model_validate(augmentations)
-    return Transform(make_augmentations(options, SEED, leads), len(leads), seed=SEED, pair=pair)
+    chain = AugmentationChain(make_augmentations(options, SEED, leads), len(leads))
+    return Transform(chain, len(leads), seed=SEED, pair=pair)
 
 
 def apply(transform: Transform, signals: NDArray[np.int16], start: int) -> NDArray[np.float32]:
@@ -67,11 +70,11 @@ def test_masked_leads_are_exactly_zero_and_the_others_untouched() -> None:
 
 @pytest.mark.parametrize("augmentations", [{name: {}} for name in NOISES] + [EVERYTHING], ids="+".join)
 def test_noise_is_added_in_millivolts_and_then_leads_are_masked(augmentations: dict[str, Any]) -> None:
-    """Against the float64 specification."""
+    """Against the float64 reference."""
     signals, start = make_signals(), 1234
     expected = signals.reshape(4, 12, 2, 2500).swapaxes(1, 2) / 1000.0
     for name in augmentations.keys() & NOISES.keys():
-        expected = expected + reference_noise(name, make({name: {}}).draw(start, 4).noises[0]).reshape(expected.shape)
+        expected = expected + reference_noise(name, make({name: {}}).draw(start, 4).stages[0].noises[0]).reshape(expected.shape)
     kept = make(augmentations).draw(start, 4).gain.reshape(4, 2, 12) != 0
     assert kept.all() == ("random_lead_masking" not in augmentations)
     segments = apply(make(augmentations), signals, start)
@@ -107,18 +110,39 @@ def test_the_same_half_twice_is_chosen_by_the_position_and_augmented_independent
     assert (np.abs(noise[:, 0] - noise[:, 1])[both].max(axis=-1) > 0.1).all()
 
 
-@pytest.mark.parametrize("pair", ["adjacent", "same"])
+def test_a_single_segment_is_the_first_of_the_pair_of_the_same_half() -> None:
+    signals = make_signals(num_crops=20)
+    single, same = (apply(make(EVERYTHING | MAPS, pair=pair), signals, 50) for pair in ("single", "same"))
+    assert single.shape == (20, 1, 12, 2500)
+    assert np.array_equal(single[:, 0], same[:, 0])
+
+
+def test_maps_are_applied_between_the_others_in_order() -> None:
+    """By the transforms of one augmentation each, whose outputs are stored in steps of 1 uV."""
+    signals = np.random.default_rng(1).integers(-500, 500, (3, 12, 5000)).astype(np.int16)
+    names = ["vcg_transform", "powerline", "random_lead_masking", "time_mask"]
+    steps = signals
+    for name in names:
+        out = apply(make({name: {}}), steps, 11)
+        steps = np.rint(1000 * out.swapaxes(1, 2).reshape(3, 12, 5000)).astype(np.int16)
+    together = apply(make({name: {} for name in reversed(names)}), signals, 11)
+    np.testing.assert_allclose(together, out, rtol=0, atol=0.003)
+    assert np.array_equal((together == 0).all(-1), (out == 0).all(-1))
+
+
+@pytest.mark.parametrize("pair", ["adjacent", "same", "single"])
 def test_a_crop_has_the_same_draws_in_whatever_batch_it_comes(pair: SegmentPair) -> None:
-    transform = make(EVERYTHING, pair=pair)
+    transform = make(EVERYTHING | MAPS, pair=pair)
     whole: list[Any] = []
     part: list[Any] = []
     transform.draw(30, 20).map(whole.append)
     transform.draw(37, 5).map(part.append)
-    assert all(np.array_equal(table[14:24], own) for table, own in zip(whole, part, strict=True))
+    first, end = 7 * transform.num_segments, 12 * transform.num_segments
+    assert all(np.array_equal(table[first:end], own) for table, own in zip(whole, part, strict=True))
 
 
 def test_map_keeps_the_structure_and_the_order() -> None:
-    draws = make(EVERYTHING, pair="same").draw(3, 2)
+    draws = make(EVERYTHING | MAPS, pair="same").draw(3, 2)
     tables: list[Any] = []
     draws.map(tables.append)
     again = iter(tables)
@@ -126,5 +150,7 @@ def test_map_keeps_the_structure_and_the_order() -> None:
     assert isinstance(copy, Draws)
     assert copy.halves is draws.halves
     assert copy.gain is draws.gain
-    assert all(one.weights is other.weights for one, other in zip(copy.noises, draws.noises, strict=True))
+    for one, other in zip(copy.stages, draws.stages, strict=True):
+        assert all(a.weights is b.weights for a, b in zip(one.noises, other.noises, strict=True))
+        assert all(a is b for a, b in zip(one.map_draws, other.map_draws, strict=True))
     assert make(EVERYTHING).draw(3, 2).halves is None

@@ -6,9 +6,8 @@ import torch
 from golden_weights import GOLDEN, golden_draws, golden_model, load_golden, negative_positions
 from torch import Tensor
 
-from engine.models import EncoderOptions
 from engine.models.feature_encoder import FeatureNorm
-from engine.objectives import W2VCMSC, ThreeKG, ThreeKGDraws, ThreeKGOptions
+from engine.objectives import W2VCMSC
 from engine.objectives.contrast import compare, pair_loss
 from engine.objectives.three_kg import patient_loss
 
@@ -96,16 +95,3 @@ def test_3kg(contrastive: dict[str, Tensor], case: str) -> None:
     assert torch.equal(patient[::2], patient[1::2])
     loss, _ = patient_loss(compare(as_context(contrastive), patient[::2], 0.1))
     assert num_positives * loss.item() == pytest.approx(expected.item(), rel=TOLERANCE)
-
-
-def test_views_of_3kg(contrastive: dict[str, Tensor]) -> None:
-    segment = contrastive["3kg_in"]
-    draws = ThreeKGDraws(
-        contrastive["3kg_angles_deg_zyx"].float(),
-        contrastive["3kg_scales"].float(),
-        # Between two samples, so that rounding does not matter.
-        (contrastive["3kg_mask_start"] + 0.5).float() / segment.shape[1],
-    )
-    views = ThreeKG(ThreeKGOptions(), EncoderOptions()).make_views(segment.float().expand(2, -1, -1), draws)
-    expected = torch.stack([contrastive["3kg_view1"], contrastive["3kg_view2"]])
-    torch.testing.assert_close(views.double(), expected, rtol=TOLERANCE, atol=TOLERANCE)

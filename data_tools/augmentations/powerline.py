@@ -7,46 +7,44 @@ official implementation draws one amplitude for all leads, and 50 or 60 Hz by co
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
-from data_tools.augmentations import NOISE_AMPLITUDE_MV, NUM_POWERLINE_HARMONICS, POWERLINE_FREQUENCY_HZ
-from engine.counter_rng import fold_key
-from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
-from engine.data.augmentations.base import (
+from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
+from data_tools.augmentations.base import (
     AugmentationChoice,
     Noise,
     NoiseDraws,
-    NotNegativeRange,
-    Positions,
+    NonNegativeRange,
     Positive,
     Probability,
+    Segments,
     bernoulli,
     draw_between,
     draw_words,
 )
-from engine.data.augmentations.noise_leads import NoiseLeads
-from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.augmentations.noise_leads import NoiseLeads
+from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.counter_rng import fold_key
 
 
 class PowerlineOptions(AugmentationChoice):
-    """Options of powerline noise.
+    """Options of powerline noise."""
 
-    Attributes:
-        p: probability that a segment has any.
-        amplitude_mv: range of a_k, drawn for each lead.
-        frequencies_hz: of the mains; each segment has one of them.
-        num_harmonics: K.
-        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
-    """
+    title: ClassVar[str] = "Powerline noise"
 
     p: Probability = 1.0
-    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
-    frequencies_hz: Annotated[tuple[Positive, ...], Field(min_length=1)] = (POWERLINE_FREQUENCY_HZ,)
-    num_harmonics: Annotated[int, Field(gt=0)] = NUM_POWERLINE_HARMONICS
+    """Probability that a segment has this noise."""
+    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    """Range of the amplitudes a_k, drawn for each lead, mV."""
+    frequencies_hz: Annotated[tuple[Positive, ...], Field(min_length=1)] = (50.0,)
+    """Frequencies f of the mains, one of which is drawn for each segment, Hz."""
+    num_harmonics: Annotated[int, Field(gt=0)] = 1
+    """Number of harmonics K, the mains frequency included."""
     consistent_limb_leads: bool = True
+    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
     @model_validator(mode="after")
     def _check_frequencies(self) -> Self:
@@ -67,7 +65,7 @@ class Powerline(Noise):
         self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
         self.num_waves = options.num_harmonics
 
-    def draw(self, segments: Positions) -> NoiseDraws:
+    def draw(self, segments: Segments) -> NoiseDraws:
         """Draws amplitudes, frequency and phase; the details are increments and first phases, words [S, K, 1, 1] each."""
         options, num_sources = self._options, self._leads.num_sources
         words, uniform = draw_words(self._key, segments, 3 + options.num_harmonics * num_sources)

@@ -7,41 +7,39 @@ consistent, as in the official implementation, because a shift is that of a sing
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from pydantic import AfterValidator
 
-from data_tools.augmentations import SHIFT_OFFSET_MV, SHIFT_SPAN
-from data_tools.recording import SEGMENT_SAMPLES
-from engine.counter_rng import fold_key
-from engine.data.array_ops import Array, ArrayOps
-from engine.data.augmentations.base import (
+from data_tools.array_ops import Array, ArrayOps
+from data_tools.augmentations.base import (
     AugmentationChoice,
     Noise,
     NoiseDraws,
-    Positions,
     Probability,
     Range,
+    Segments,
     bernoulli,
     check_order,
     draw_between,
     draw_words,
 )
+from data_tools.counter_rng import fold_key
+from data_tools.recording import SEGMENT_SAMPLES
 
 
 class BaselineShiftOptions(AugmentationChoice):
-    """Options of baseline shift.
+    """Options of baseline shift."""
 
-    Attributes:
-        p: probability that a segment has any.
-        offset_mv: range of n.
-        span: range of the span's length, as a fraction of the segment.
-    """
+    title: ClassVar[str] = "Baseline shift"
 
     p: Probability = 1.0
-    offset_mv: Range = SHIFT_OFFSET_MV
-    span: Annotated[tuple[Probability, Probability], AfterValidator(check_order)] = SHIFT_SPAN
+    """Probability that a segment has this noise."""
+    offset_mv: Range = (-0.5, 0.5)
+    """Range of the offset n, drawn for each lead, mV."""
+    span: Annotated[tuple[Probability, Probability], AfterValidator(check_order)] = (0.0, 1.0)
+    """Range of the span's length as a fraction of the segment, drawn for each lead."""
 
     def make(self, seed: int, leads: Sequence[int]) -> "BaselineShift":
         """Makes the augmentation."""
@@ -56,7 +54,7 @@ class BaselineShift(Noise):
         self._key = fold_key([seed, "baseline shift"])
         self._num_leads = len(leads)
 
-    def draw(self, segments: Positions) -> NoiseDraws:
+    def draw(self, segments: Segments) -> NoiseDraws:
         """Draws offsets and spans; the details are first samples and ends of the spans, words [S, 1, C, 1] each."""
         _, uniform = draw_words(self._key, segments, 1 + 3 * self._num_leads)
         draws = uniform[:, 1:].reshape(-1, 1, 3, self._num_leads, 1)
@@ -69,5 +67,5 @@ class BaselineShift(Noise):
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """The steps, [S, 1, C, T]."""
         first, end = details
-        sample = ops.counting((1, 1, 1, SEGMENT_SAMPLES), first)
+        sample = ops.arange((1, 1, 1, SEGMENT_SAMPLES), first)
         return ops.to_float((sample >= first) & (sample < end))

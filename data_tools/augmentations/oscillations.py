@@ -12,9 +12,9 @@ import math
 import numpy as np
 import numpy.typing as npt
 
+from data_tools.array_ops import Array, ArrayOps
+from data_tools.counter_rng import Words
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
-from engine.data.array_ops import Array, ArrayOps
-from engine.data.augmentations.base import Words
 
 _TURN = 1 << 32
 _RADIANS = 2 * math.pi / _TURN
@@ -47,5 +47,5 @@ def harmonic_increments(frequency: npt.NDArray[np.float64], num_harmonics: int) 
 
 def cosines(ops: ArrayOps, increment: Array, start: Array) -> Array:
     """Computes cosines of amplitude 1: increments and first phases, words [S, K, 1, 1] -> float32 [S, K, 1, T]."""
-    samples = ops.counting((1, 1, 1, SEGMENT_SAMPLES), increment)
+    samples = ops.arange((1, 1, 1, SEGMENT_SAMPLES), increment)
     return ops.cos(ops.to_float(increment * samples + start) * _RADIANS)

@@ -8,9 +8,10 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from data_tools.array_ops import NUMPY_OPS
+from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations.base import Noise, NoiseDraws, SignalMap
 from data_tools.leads import LEADS
-from engine.data.array_ops import NUMPY_OPS
-from engine.data.augmentations import AugmentationOptions, Noise, NoiseDraws, make_augmentations
 
 T = 2500
 SOURCES = [LEADS.index(lead) for lead in ("I", "II", "V1", "V2", "V3", "V4", "V5", "V6")]
@@ -133,16 +134,18 @@ def test_noise_is_distributed_as_the_paper_says(name: str) -> None:
 
 def test_augmentations_draw_independently_of_each_other_and_of_the_next_segment() -> None:
     """The first lead's draws, and the key of the electromyographic noise, of each segment and of the one after it."""
-    options = {name: {"p": 0.5} if name in {"electromyographic", "random_lead_masking"} else {} for name in NAMES}
+    options = {name: {} if name in {"vcg_transform", *STATISTICS} - {"electromyographic"} else {"p": 0.5} for name in NAMES}
     columns: list[Values] = []
     for augmentation in make_augmentations(AugmentationOptions.model_validate(options), 3, range(12)):
         if isinstance(augmentation, Noise):
             weights, details = augmentation.draw(SEGMENTS)
             columns += [weights[:, 0, 0, 0], details[0][:, 0, 0, 0] / TURN]
+        elif isinstance(augmentation, SignalMap):
+            columns += [draws.reshape(len(SEGMENTS), -1)[:, 0] for draws in augmentation.draw(SEGMENTS)]
         else:
-            columns.append(augmentation.gain(SEGMENTS[::2] // 2).reshape(len(SEGMENTS), 12)[:, 0])
+            columns.append(augmentation.draw(SEGMENTS)[:, 0, 0])
     table = np.stack([column for column in columns if np.ptp(column)], 1).astype(np.float64)
-    assert table.shape[1] == 8
+    assert table.shape[1] == 11
     assert independent(table) > SIGNIFICANCE
     assert independent(np.concatenate([table[:-1], table[1:]], 1)) > SIGNIFICANCE
     assert independent(np.concatenate([table, table[:, :1] + table[:, -1:]], 1)) < SIGNIFICANCE

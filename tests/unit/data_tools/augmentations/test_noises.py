@@ -1,4 +1,4 @@
-"""The four physiological noises: against the float64 specification, for any leads, on every kind of array."""
+"""The four physiological noises: against the float64 reference, for any leads, in NumPy and torch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,15 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
-from reference_noise import REFERENCES, electromyographic, reference_noise
+from reference_augmentations import NOISES as REFERENCES
+from reference_augmentations import consistent_limb_leads, electromyographic, reference_noise
 
-from data_tools.augmentations import consistent_limb_leads
+from data_tools.array_ops import NUMPY_OPS
+from data_tools.augmentations import AugmentationOptions, base, make_augmentations
+from data_tools.augmentations import electromyographic as emg
+from data_tools.augmentations.base import Noise, NoiseDraws
+from data_tools.augmentations.noise_leads import NoiseLeads
 from data_tools.leads import LEADS
-from engine.counter_rng import random_words
-from engine.data.array_ops import NUMPY_OPS, TORCH_OPS
-from engine.data.augmentations import AugmentationOptions, Noise, NoiseDraws, base, make_augmentations
-from engine.data.augmentations import electromyographic as emg
-from engine.data.augmentations.noise_leads import NoiseLeads
+from engine.data.array_ops import TORCH_OPS
 from engine.data.transform import as_tensor
 
 NOISES = list(REFERENCES)
@@ -87,14 +88,6 @@ def test_torch_computes_the_same(name: str, leads: Sequence[int], consistent: bo
     assert total.shape == (4, len(leads), T)
 
 
-@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 200))
-def test_random_words_are_those_of_the_counter_rng(key: int, first: int) -> None:
-    keys, columns = np.array([[key]], np.uint32), np.arange(first, first + 200, dtype=np.uint32)
-    expected = random_words(as_tensor(keys), as_tensor(columns)).numpy().view(np.uint32)
-    assert np.array_equal(emg._random_words(NUMPY_OPS, keys, columns), expected)
-    assert np.array_equal(emg._random_words(TORCH_OPS, as_tensor(keys), as_tensor(columns)).numpy().view(np.uint32), expected)
-
-
 @given(st.sets(st.integers(0, 11), min_size=1).map(sorted), st.booleans(), st.integers(0, 2**32 - 1))
 def test_leads_are_mixed_from_their_sources(leads: list[int], consistent: bool, seed: int) -> None:
     """Each of the run's leads is what it would be in a 12-lead recording whose independent leads are the sources."""
@@ -161,8 +154,8 @@ def test_segments_and_seeds_have_noise_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("word", [0, 1, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1])
 def test_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each word that is drawn is this one; of some, a logarithm or a normal quantile could be infinite."""
-    words = torch.from_numpy(np.full((4, 30), word, np.uint32).view(np.int32))
-    monkeypatch.setattr(base, "random_bits", lambda _, rows, num_columns: words[: len(rows), :num_columns])
+    words = np.full((4, 30), word, np.uint32)
+    monkeypatch.setattr(base, "random_words", lambda _, keys, columns: words[: len(keys), : len(columns)])
     for name in ("powerline", "baseline_wander", "baseline_shift"):
         noise = make(name, leads=range(8))
         draws = noise.draw(np.arange(4))
@@ -172,7 +165,7 @@ def test_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytes
 
 @pytest.mark.parametrize("word", [0, 1, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1])
 def test_electromyographic_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emg, "_random_words", lambda ops, key, columns: (columns + key) * ops.word(0) + ops.word(word))
+    monkeypatch.setattr(emg, "random_words", lambda ops, key, columns: (columns + key) * ops.word(0) + ops.word(word))
     noise = make("electromyographic")
     (keys,) = noise.draw(np.arange(2)).details
     amplitude = 0.5 * ((word >> 9) + 0.5) / 2**23
@@ -186,12 +179,12 @@ def test_electromyographic_noise_is_right_at_the_limits_of_the_words(word: int, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("powerline", {"amplitude_mv": [0.5, 0]}, r"range \[0\.5, 0\] is upside down; write \[0, 0\.5\]"),
-        ("electromyographic", {"amplitude_mv": [1, 0.2]}, "upside down"),
-        ("baseline_wander", {"frequency_step_hz": [0.2, 0.01]}, "upside down"),
-        ("baseline_wander", {"amplitude_mv": [0.2, 0.1]}, "upside down"),
-        ("baseline_shift", {"offset_mv": [0.5, -0.5]}, "upside down"),
-        ("baseline_shift", {"span": [1, 0]}, "upside down"),
+        ("powerline", {"amplitude_mv": [0.5, 0]}, r"range \[0\.5, 0\] is reversed; write \[0, 0\.5\]"),
+        ("electromyographic", {"amplitude_mv": [1, 0.2]}, "reversed"),
+        ("baseline_wander", {"frequency_step_hz": [0.2, 0.01]}, "reversed"),
+        ("baseline_wander", {"amplitude_mv": [0.2, 0.1]}, "reversed"),
+        ("baseline_shift", {"offset_mv": [0.5, -0.5]}, "reversed"),
+        ("baseline_shift", {"span": [1, 0]}, "reversed"),
         ("baseline_shift", {"span": [0, 1.5]}, "less than or equal to 1"),
         ("baseline_shift", {"consistent_limb_leads": True}, "consistent_limb_leads"),
         ("powerline", {"amplitude_mv": [-1, 1]}, "greater than or equal to 0"),

@@ -7,57 +7,49 @@ frequency of its own, here the multiples of df that the equation says.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 from scipy.special import ndtri
 
-from data_tools.augmentations import (
-    NOISE_AMPLITUDE_MV,
-    NUM_WANDER_COMPONENTS,
-    WANDER_FREQUENCY_STEP_HZ,
-    WANDER_SCALE_MEAN,
-    WANDER_SCALE_STD,
-)
-from engine.counter_rng import fold_key
-from engine.data.array_ops import NUMPY_OPS, Array, ArrayOps
-from engine.data.augmentations.base import (
+from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
+from data_tools.augmentations.base import (
     AugmentationChoice,
     Noise,
     NoiseDraws,
-    NotNegative,
-    NotNegativeRange,
-    Positions,
+    NonNegative,
+    NonNegativeRange,
     Probability,
+    Segments,
     bernoulli,
     draw_between,
     draw_words,
 )
-from engine.data.augmentations.noise_leads import NoiseLeads
-from engine.data.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.augmentations.noise_leads import NoiseLeads
+from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.counter_rng import fold_key
 
 
 class BaselineWanderOptions(AugmentationChoice):
-    """Options of baseline wander.
+    """Options of baseline wander."""
 
-    Attributes:
-        p: probability that a segment has any.
-        num_components: K.
-        amplitude_mv: range of a_k.
-        frequency_step_hz: range of df.
-        scale_mean: of C, which is normal.
-        scale_std: of C.
-        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
-    """
+    title: ClassVar[str] = "Baseline wander"
 
     p: Probability = 1.0
-    num_components: Annotated[int, Field(gt=0)] = NUM_WANDER_COMPONENTS
-    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
-    frequency_step_hz: NotNegativeRange = WANDER_FREQUENCY_STEP_HZ
-    scale_mean: float = WANDER_SCALE_MEAN
-    scale_std: NotNegative = WANDER_SCALE_STD
+    """Probability that a segment has this noise."""
+    num_components: Annotated[int, Field(gt=0)] = 3
+    """Number of components K."""
+    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    """Range of the amplitudes a_k, mV."""
+    frequency_step_hz: NonNegativeRange = (0.01, 0.2)
+    """Range of the lowest frequency df, of which the others are multiples, Hz."""
+    scale_mean: float = 1.0
+    """Mean of the factor C, which is normal and drawn for each lead."""
+    scale_std: NonNegative = 0.5
+    """Standard deviation of C."""
     consistent_limb_leads: bool = True
+    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
@@ -77,7 +69,7 @@ class BaselineWander(Noise):
         self._key = fold_key([seed, "baseline wander"])
         self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
 
-    def draw(self, segments: Positions) -> NoiseDraws:
+    def draw(self, segments: Segments) -> NoiseDraws:
         """Draws C for each lead and the components of the course.
 
         The details are amplitudes float32, increments and first phases, words, [S, K, 1, 1] each.

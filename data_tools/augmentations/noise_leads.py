@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from data_tools.array_ops import Array, ArrayOps
 from data_tools.leads import LEADS, derive_limb_leads
-from engine.data.array_ops import Array, ArrayOps
 
 _DERIVED = ("III", "aVR", "aVL", "aVF")
 

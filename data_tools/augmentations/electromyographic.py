@@ -11,39 +11,37 @@ the angle.
 
 import math
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
-import torch
 
-from data_tools.augmentations import NOISE_AMPLITUDE_MV
-from data_tools.recording import SEGMENT_SAMPLES
-from engine.counter_rng import HASH_MULTIPLIER_1, HASH_MULTIPLIER_2, fold_key, row_keys
-from engine.data.array_ops import Array, ArrayOps
-from engine.data.augmentations.base import (
+from data_tools.array_ops import Array, ArrayOps
+from data_tools.augmentations.base import (
     AugmentationChoice,
     Noise,
     NoiseDraws,
-    NotNegativeRange,
-    Positions,
+    NonNegativeRange,
     Probability,
+    Segments,
     bernoulli,
     draw_words,
 )
-from engine.data.augmentations.noise_leads import NoiseLeads
+from data_tools.augmentations.noise_leads import NoiseLeads
+from data_tools.counter_rng import fold_key, random_words, row_keys
+from data_tools.recording import SEGMENT_SAMPLES
 
 
 class ElectromyographicOptions(AugmentationChoice):
-    """Options of electromyographic noise.
+    """Options of electromyographic noise."""
 
-    Attributes:
-        p: probability that a segment has any.
-        amplitude_mv: range of a_t.
-        consistent_limb_leads: the noise of III, aVR, aVL and aVF follows from that of I and II.
-    """
+    title: ClassVar[str] = "Electromyographic noise"
 
     p: Probability = 1.0
-    amplitude_mv: NotNegativeRange = NOISE_AMPLITUDE_MV
+    """Probability that a segment has this noise."""
+    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    """Range of the standard deviations a_t, mV."""
     consistent_limb_leads: bool = True
+    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
     def make(self, seed: int, leads: Sequence[int]) -> "Electromyographic":
         """Makes the augmentation."""
@@ -65,18 +63,18 @@ class Electromyographic(Noise):
         self._num_leads = len(leads)
         self._num_pairs = (self._leads.num_sources + 1) // 2
 
-    def draw(self, segments: Positions) -> NoiseDraws:
+    def draw(self, segments: Segments) -> NoiseDraws:
         """Draws which segments have noise; the detail is the key of a segment's words, a word [S, 1, 1, 1]."""
         _, uniform = draw_words(self._gate_key, segments, 1)
         weights = bernoulli(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
-        keys = row_keys(self._noise_key, torch.from_numpy(segments)).numpy().view(np.uint32)
+        keys = row_keys(self._noise_key, segments)
         return NoiseDraws(weights, (keys[:, None, None, None],))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """The noise, [S, 1, C, T] mV."""
         (key,) = details
         num_pairs, num_sources = self._num_pairs, self._leads.num_sources
-        words = _random_words(ops, key, ops.counting((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))
+        words = random_words(ops, key, ops.arange((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))
         pairs, last = words[:, :, 0:num_pairs], words[:, :, num_pairs : num_pairs + 1]
         low, high = self._options.amplitude_mv
         amplitude = (ops.to_float(ops.shift_right(last, 9)) + 0.5) * ((high - low) * 2.0**-23) + low
@@ -85,14 +83,3 @@ class Electromyographic(Noise):
         angle = ops.to_float(pairs & ops.word(0xFFFF)) * (2 * math.pi * 2.0**-16)
         sources = ops.concat([ops.cos(angle) * radius, ops.sin(angle) * radius], 2)
         return self._leads.mix(ops, sources[:, :, 0:num_sources])
-
-
-def _random_words(ops: ArrayOps, row_key: Array, columns: Array) -> Array:
-    """:func:`engine.counter_rng.random_words` on any kind of array."""
-    return _hash(ops, _hash(ops, columns + row_key) ^ row_key)
-
-
-def _hash(ops: ArrayOps, x: Array) -> Array:
-    x = (x ^ ops.shift_right(x, 16)) * ops.word(HASH_MULTIPLIER_1)
-    x = (x ^ ops.shift_right(x, 15)) * ops.word(HASH_MULTIPLIER_2)
-    return x ^ ops.shift_right(x, 16)

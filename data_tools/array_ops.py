@@ -1,0 +1,77 @@
+"""The few array operations that augmentations and random numbers are written with.
+
+Code that uses only Python's operators and these runs on NumPy arrays, torch tensors and DALI nodes alike. NumPy is best on a
+CPU: it stays in the calling thread (torch shares operations on 2,048 numbers or more among its own threads, which belong to
+the training step) and computes logarithms and cosines three times as fast. :mod:`engine.data.array_ops` has the others.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A NumPy array, a torch tensor, or a DALI node, whose samples take the place of the array.
+Array = Any
+
+
+@dataclass(frozen=True)
+class WordOps:
+    """Operations on words: unsigned 32-bit numbers whose arithmetic wraps. torch has them as int32, with the same bits.
+
+    Attributes:
+        word: (value): a constant for arithmetic with words; a plain number could turn them into another type.
+        shift_right: (words, number of bits): a logical shift.
+        to_float: float32 of truth values or words; words from 2**31 on may come out less 2**32.
+    """
+
+    word: Callable[[int], Any]
+    shift_right: Callable[[Array, int], Array]
+    to_float: Callable[[Array], Array]
+
+
+@dataclass(frozen=True)
+class ArrayOps(WordOps):
+    """All operations. New arrays are made on the device of the array ``like``.
+
+    Attributes:
+        arange: (shape, like): words that count from 0, last dimension fastest.
+        constant: (float32 array, like): its numbers.
+        concat: (arrays, axis): one after another.
+        cos: cosine.
+        sin: sine.
+        log: natural logarithm.
+        sqrt: square root.
+    """
+
+    arange: Callable[[tuple[int, ...], Array], Array]
+    constant: Callable[[NDArray[np.float32], Array], Array]
+    concat: Callable[[Sequence[Array], int], Array]
+    cos: Callable[[Array], Array]
+    sin: Callable[[Array], Array]
+    log: Callable[[Array], Array]
+    sqrt: Callable[[Array], Array]
+
+
+@functools.lru_cache(maxsize=16)
+def count(shape: tuple[int, ...]) -> NDArray[np.uint32]:
+    """Returns words that count from 0, last dimension fastest; read-only."""
+    numbers = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape)
+    numbers.setflags(write=False)
+    return numbers
+
+
+NUMPY_OPS = ArrayOps(
+    word=np.uint32,
+    shift_right=lambda words, num_bits: words >> np.uint32(num_bits),
+    to_float=lambda array: array.astype(np.float32),
+    arange=lambda shape, _: count(shape),
+    constant=lambda numbers, _: numbers,
+    concat=np.concatenate,
+    cos=np.cos,
+    sin=np.sin,
+    log=np.log,
+    sqrt=np.sqrt,
+)

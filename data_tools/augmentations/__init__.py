@@ -1,0 +1,73 @@
+"""Augmentations, one file each; the one definition for the gallery and for training, whatever it runs on.
+
+To add one: a file with its options and its class, see :mod:`data_tools.augmentations.base`, and a field of
+:class:`AugmentationOptions`.
+"""
+
+from collections.abc import Sequence
+
+from data_tools.augmentations.base import Augmentation, AugmentationChoice
+from data_tools.augmentations.baseline_shift import BaselineShiftOptions
+from data_tools.augmentations.baseline_wander import BaselineWanderOptions
+from data_tools.augmentations.electromyographic import ElectromyographicOptions
+from data_tools.augmentations.powerline import PowerlineOptions
+from data_tools.augmentations.random_lead_masking import RandomLeadMaskingOptions
+from data_tools.augmentations.time_mask import TimeMaskOptions
+from data_tools.augmentations.vcg_transform import VcgTransformOptions
+from data_tools.options import Options
+
+
+class AugmentationOptions(Options):
+    """The augmentations of a run: those that are given are on, ``null`` is off.
+
+    They are applied in the order of the fields: first what changes the heart, then what the electrodes pick up, then what
+    hides parts of the signal, so that these are exactly zero.
+    """
+
+    vcg_transform: VcgTransformOptions | None = None
+    """Rotation and scaling of the vectorcardiogram, as in 3KG; needs 12 leads."""
+    powerline: PowerlineOptions | None = None
+    """Powerline noise."""
+    electromyographic: ElectromyographicOptions | None = None
+    """Electromyographic noise."""
+    baseline_wander: BaselineWanderOptions | None = None
+    """Baseline wander."""
+    baseline_shift: BaselineShiftOptions | None = None
+    """Baseline shift."""
+    random_lead_masking: RandomLeadMaskingOptions | None = None
+    """Random Lead Masking (RLM)."""
+    time_mask: TimeMaskOptions | None = None
+    """A masked span of each lead, as in 3KG."""
+
+    def chosen(self) -> dict[str, AugmentationChoice]:
+        """Returns the augmentations that are on, in the order of application."""
+        choices = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: choice for name, choice in choices.items() if choice is not None}
+
+    def check_leads(self, leads: Sequence[int]) -> None:
+        """Checks that every augmentation can be applied to these leads: rows of :data:`data_tools.leads.LEADS`.
+
+        Raises:
+            ValueError: one cannot.
+        """
+        for name, choice in self.chosen().items():
+            try:
+                choice.check_leads(leads)
+            except ValueError as error:
+                key = f"data.augmentations.{name}"
+                raise ValueError(f"{key} needs {error}; use more leads, or set {key}=null") from None
+
+
+def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[int]) -> list[Augmentation]:
+    """Makes the augmentations that are on, in the order of application.
+
+    Args:
+        options: which, and theirs.
+        seed: the run's seed.
+        leads: rows of the run's leads in :data:`data_tools.leads.LEADS`, ascending.
+
+    Raises:
+        ValueError: one of them cannot be applied to these leads.
+    """
+    options.check_leads(leads)
+    return [choice.make(seed, leads) for choice in options.chosen().values()]

@@ -1,0 +1,51 @@
+"""Random Lead Masking (RLM): leads are hidden at random, so that the encoder learns to work with any of them.
+
+Oh, Chung, Kwon, Hong, Kim: "Lead-agnostic Self-supervised Learning for Local and Global Representations of
+Electrocardiogram", CHIL 2022, https://arxiv.org/abs/2203.06889, section "Random Lead Masking": each lead is masked
+independently with probability p = 0.5, here in each segment. All leads of a segment may be masked, as in the official
+implementation.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from data_tools.array_ops import NUMPY_OPS
+from data_tools.augmentations.base import AugmentationChoice, Floats, LeadScaling, Probability, Segments
+from data_tools.counter_rng import fold_key, random_words, row_keys, to_uniform
+
+
+class RandomLeadMaskingOptions(AugmentationChoice):
+    """Options of random lead masking."""
+
+    title: ClassVar[str] = "Random lead masking"
+
+    p: Probability = 0.5
+    """Probability that a lead of a segment is masked."""
+
+    def make(self, seed: int, leads: Sequence[int]) -> "RandomLeadMasking":
+        """Makes the augmentation."""
+        return RandomLeadMasking(self, seed, leads)
+
+    def check_leads(self, leads: Sequence[int]) -> None:
+        """Needs more than one lead."""
+        if len(leads) == 1:
+            raise ValueError("two or more leads: a single one would be blank in half of the segments")
+
+
+class RandomLeadMasking(LeadScaling):
+    """The augmentation: a factor of 1 for a lead that is kept, 0 for one that is masked."""
+
+    def __init__(self, options: RandomLeadMaskingOptions, seed: int, leads: Sequence[int]) -> None:
+        self._p = options.p
+        self._num_leads = len(leads)
+        self._key = fold_key([seed, "random lead masking"])
+
+    def draw(self, segments: Segments) -> Floats:
+        """Draws which leads are kept, [S, C, 1]."""
+        # The two segments of a sample share a row: the first has columns 0 to C - 1, the second C to 2 C - 1.
+        columns = (segments[:, None] % 2 * self._num_leads + np.arange(self._num_leads)).astype(np.uint32)
+        uniform = to_uniform(NUMPY_OPS, random_words(NUMPY_OPS, row_keys(self._key, segments // 2)[:, None], columns))
+        kept: Floats = (uniform >= self._p).astype(np.float32)[..., None]
+        return kept

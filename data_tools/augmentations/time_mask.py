@@ -1,0 +1,54 @@
+"""Time mask: a span of each lead is zero.
+
+As in the official code of 3KG's views, each lead has a span of its own; one that reaches the end goes on at the beginning.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from data_tools.array_ops import Array, ArrayOps
+from data_tools.augmentations.base import AugmentationChoice, Probability, Segments, SignalMap, draw_words
+from data_tools.counter_rng import Words, fold_key
+from data_tools.recording import SEGMENT_SAMPLES
+
+
+class TimeMaskOptions(AugmentationChoice):
+    """Options of the time mask."""
+
+    title: ClassVar[str] = "Time mask"
+
+    p: Probability = 1.0
+    """Probability that a segment is masked."""
+    fraction: Probability = 0.5
+    """Length of the masked span as a fraction of the segment."""
+
+    def make(self, seed: int, leads: Sequence[int]) -> "TimeMask":
+        """Makes the augmentation."""
+        return TimeMask(self, seed, leads)
+
+
+class TimeMask(SignalMap):
+    """The mask."""
+
+    def __init__(self, options: TimeMaskOptions, seed: int, leads: Sequence[int]) -> None:
+        self._options = options
+        self._key = fold_key([seed, "time mask"])
+        self._num_leads = len(leads)
+
+    def draw(self, segments: Segments) -> tuple[Words, Words]:
+        """Draws where the span of each lead begins, words [S, C, 1] in [0, T), and how long they are, words [S, 1, 1]."""
+        _, uniform = draw_words(self._key, segments, 1 + self._num_leads)
+        start = np.floor(uniform[:, 1:].astype(np.float64) * SEGMENT_SAMPLES)
+        length = int(SEGMENT_SAMPLES * self._options.fraction) * (uniform[:, 0] < self._options.p)
+        return start.astype(np.uint32)[..., None], length.astype(np.uint32)[:, None, None]
+
+    def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:
+        """Masks the segments."""
+        start, length = draws
+        # How far a sample is behind the start of the span, or of its repetition T samples earlier: in (0, 2 T).
+        behind = ops.arange((1, 1, SEGMENT_SAMPLES), signal) + ops.word(SEGMENT_SAMPLES) - start
+        wrapped = behind < length
+        masked = (behind >= ops.word(SEGMENT_SAMPLES)) & (behind < length + ops.word(SEGMENT_SAMPLES))
+        return signal * (1.0 - ops.to_float(wrapped | masked))

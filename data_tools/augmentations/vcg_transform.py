@@ -1,0 +1,82 @@
+"""VCG transform: the ECG as if the heart lay otherwise in the chest and its axes were stretched.
+
+The three-dimensional part of B. Gopal et al., "3KG: Contrastive Learning of 12-Lead Electrocardiograms using
+Physiologically-Inspired Augmentations", https://arxiv.org/abs/2106.04452: inverse Dower matrix, rotation, scaling, Dower
+matrix. Ranges and matrices are those of the official code of the lead-agnostic paper.
+"""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from data_tools.array_ops import Array, ArrayOps
+from data_tools.augmentations.base import (
+    AugmentationChoice,
+    Floats,
+    NonNegativeRange,
+    Probability,
+    Range,
+    Segments,
+    SignalMap,
+    draw_between,
+    draw_words,
+)
+from data_tools.counter_rng import fold_key
+from data_tools.leads import LEADS
+from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER, rotation_zyx
+
+
+class VcgTransformOptions(AugmentationChoice):
+    """Options of the VCG transform."""
+
+    title: ClassVar[str] = "VCG transform"
+
+    p: Probability = 1.0
+    """Probability that a segment is transformed."""
+    angle_deg: Range = (-45.0, 45.0)
+    """Range of the angles of rotation about the z, y and x axes, degrees."""
+    scale: NonNegativeRange = (1.0, 1.5)
+    """Range of the factors along the x, y and z axes."""
+
+    def make(self, seed: int, leads: Sequence[int]) -> "VcgTransform":
+        """Makes the augmentation."""
+        del leads  # all of them
+        return VcgTransform(self, seed)
+
+    def check_leads(self, leads: Sequence[int]) -> None:
+        """Needs all leads."""
+        if len(leads) != len(LEADS):
+            raise ValueError(f"all {len(LEADS)} leads, got {len(leads)}: the vectorcardiogram cannot be computed from fewer")
+
+
+class VcgTransform(SignalMap):
+    """The transform: three axes x, y, z as weighted sums of the independent leads, and 12 leads as weighted sums of these.
+
+    The sums are written out: NumPy's matrix product would share them among threads, and DALI has none.
+    """
+
+    def __init__(self, options: VcgTransformOptions, seed: int) -> None:
+        self._options = options
+        self._key = fold_key([seed, "vcg transform"])
+        self._to_vcg = INVERSE_DOWER.astype(np.float32)
+
+    def draw(self, segments: Segments) -> tuple[Floats, Floats]:
+        """Draws the matrices of the way back, [S, 3, 12, 1], and 1 where a segment stays as it is, else 0, [S, 1, 1]."""
+        _, uniform = draw_words(self._key, segments, 7)
+        angles = draw_between(self._options.angle_deg, uniform[:, 1:4].astype(np.float64))
+        scales = draw_between(self._options.scale, uniform[:, 4:7].astype(np.float64))
+        is_transformed = (uniform[:, 0] < self._options.p)[:, None, None]
+        to_ecg = DOWER_OF_INVERSE @ (scales[..., None] * rotation_zyx(angles)) * is_transformed
+        return to_ecg.swapaxes(1, 2)[..., None].astype(np.float32), (~is_transformed).astype(np.float32)
+
+    def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:
+        """Transforms the segments; III, aVR, aVL and aVF then follow from I and II."""
+        to_ecg, unchanged = draws
+        to_vcg = ops.constant(self._to_vcg, signal)
+        terms = [signal[:, row : row + 1] * to_vcg[:, column : column + 1] for column, row in enumerate(INDEPENDENT_ROWS)]
+        vcg = sum(terms[1:], terms[0])
+        result = signal * unchanged
+        for axis in range(3):
+            result += vcg[:, axis : axis + 1] * to_ecg[:, axis]
+        return result

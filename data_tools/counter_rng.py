@@ -1,0 +1,103 @@
+"""Random numbers as a pure function of keys and counters, for any kind of array.
+
+A draw is a hash of (key, row, column). Rows are positions in the stream of crops or in the *global* batch, so the numbers do
+not depend on how many ranks share a batch, and a run that resumes needs no generator state. The hash is two rounds of a
+32-bit xorshift-multiply finalizer (C. Wellons, "lowbias32", public domain constants) in wrapping arithmetic.
+
+:mod:`engine.counter_rng` has the same for torch tensors. Shapes: R rows, K columns.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.array_ops import NUMPY_OPS, Array, WordOps
+
+Words = NDArray[np.uint32]
+
+_GOLDEN = 0x9E3779B9
+_MASK = 0xFFFFFFFF
+
+# Python integers do not wrap: bits above the lowest 32 stay until they are masked, and change nothing below.
+_INTEGER_OPS = WordOps(word=int, shift_right=lambda word, num_bits: (word & _MASK) >> num_bits, to_float=float)
+
+
+def _lowbias32(ops: WordOps, x: Array) -> Array:
+    """Mixes words; a bijection on 32 bits."""
+    x = (x ^ ops.shift_right(x, 16)) * ops.word(0x7FEB352D)
+    x = (x ^ ops.shift_right(x, 15)) * ops.word(0x846CA68B)
+    return x ^ ops.shift_right(x, 16)
+
+
+def fold_key(words: Sequence[int | str]) -> int:
+    """Folds words into one 32-bit key; order matters.
+
+    Args:
+        words: non-negative integers of any size, such as the seed, and names of what the numbers are drawn for. Two uses of
+            the same name share their numbers, so use a name in one place only.
+    """
+    key = _GOLDEN
+    for word in words:
+        rest = _number(word) if isinstance(word, str) else word
+        if rest < 0:
+            raise ValueError(f"a random key must not be negative, got {rest}")
+        while True:
+            key = _lowbias32(_INTEGER_OPS, (key + (rest & _MASK) + _GOLDEN) & _MASK) & _MASK
+            rest >>= 32
+            if not rest:
+                break
+    return key
+
+
+def _number(name: str) -> int:
+    """The code points one after another; PyTorch's compiler of 2.11 does not know ``int.from_bytes``."""
+    number = 0
+    for character in name:
+        number = number << 8 | ord(character)
+    return number
+
+
+def fold_counter(ops: WordOps, key: Array, low: Array, high: Array) -> Array:
+    """Folds 64-bit counters, such as row numbers, into a key.
+
+    Args:
+        ops: of the kind of array.
+        key: a word.
+        low: the lower words of the counters.
+        high: their upper words.
+
+    Returns:
+        The keys: words of the counters' shape.
+    """
+    return _lowbias32(ops, _lowbias32(ops, low ^ key) + high + ops.word(_GOLDEN))
+
+
+def random_words(ops: WordOps, row_key: Array, columns: Array) -> Array:
+    """Hashes (row key, column) to uniformly distributed words.
+
+    Args:
+        ops: of the kind of array.
+        row_key: words from :func:`fold_counter`.
+        columns: words of a shape that broadcasts with that of ``row_key``.
+
+    Returns:
+        Words of the shape that both broadcast to.
+    """
+    return _lowbias32(ops, _lowbias32(ops, columns + row_key) ^ row_key)
+
+
+def to_uniform(ops: WordOps, words: Array) -> Array:
+    """Turns random words into draws from U(0, 1), open at both ends, so that logarithms are finite.
+
+    Returns:
+        float32 of the same shape, multiples of 2**-24 from 2**-24 to 1 - 2**-24.
+    """
+    return (ops.to_float(ops.shift_right(words, 9)) + 0.5) * 2.0**-23
+
+
+def row_keys(key: int, rows: NDArray[np.int64]) -> Words:
+    """Folds row numbers into a key from :func:`fold_key`: int64 [R], not negative -> words [R]."""
+    low, high = (rows & _MASK).astype(np.uint32), (rows >> 32).astype(np.uint32)
+    keys: Words = fold_counter(NUMPY_OPS, np.uint32(key), low, high)
+    return keys
