@@ -32,7 +32,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
 from engine.data.dali_loader import is_dali_installed
-from engine.data.reader import RawReader, ReadAhead
+from engine.data.reader import BatchPrefetcher, RawReader
 
 SPLIT = "pretrain"
 SEED = 1
@@ -111,7 +111,7 @@ def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: Exit
     """Returns everything that is compared; ``stack`` closes it."""
     store = CropStore(dataset, SPLIT)
     order = SampleOrder(store.num_crops, SEED)
-    reader = ReadAhead(
+    reader = BatchPrefetcher(
         RawReader(store, order, arguments.batch_size, range(12)),
         batch_size=arguments.batch_size,
         rank=0,

@@ -97,20 +97,20 @@ class _Source:
 
     def __init__(self, setup: LoaderSetup) -> None:
         self._pinned = setup.device.type == "cuda"
-        self._ahead = setup.read_ahead(functools.partial(_load, setup.make_raw_reader(), setup.transform))
+        self._batches = setup.prefetch_batches(functools.partial(_load, setup.make_raw_reader(), setup.transform))
         self.generation = 0
         self.fed: deque[_Fed] = deque()
 
     def seek(self, cursor: int) -> None:
-        self._ahead.seek(cursor)
+        self._batches.seek(cursor)
         self.generation += 1
 
     def close(self) -> None:
-        self._ahead.close()
+        self._batches.close()
 
     def next_inputs(self) -> tuple[Any, ...]:
         """Raw signals int16 [N, C, 5000] and the tables of the draws; called by DALI in the consumer's thread."""
-        raw, tables = next(self._ahead)
+        raw, tables = next(self._batches)
         self.fed.append(_Fed(self.generation, raw, tables))
         return _as_tensor_list(raw, pinned=self._pinned), *tables
 

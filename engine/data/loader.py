@@ -13,7 +13,7 @@ from engine.data.batch import Batch
 from engine.data.buffers import to_device
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.data.reader import RawBatch, RawReader, ReadAhead
+from engine.data.reader import BatchPrefetcher, RawBatch, RawReader
 from engine.data.transform import Transform
 from engine.options import UserError
 
@@ -76,9 +76,9 @@ class LoaderSetup:
         """A reader of raw batches, for any place of the stream."""
         return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
 
-    def read_ahead(self, load: Callable[[int], _Loaded]) -> ReadAhead[_Loaded]:
+    def prefetch_batches(self, load: Callable[[int], _Loaded]) -> BatchPrefetcher[_Loaded]:
         """This rank's batches, made by ``load`` from stream positions, from the beginning of the stream."""
-        return ReadAhead(
+        return BatchPrefetcher(
             load,
             batch_size=self.batch_size,
             rank=self.rank,

@@ -1,10 +1,9 @@
-"""Reading batches ahead, in the order of the stream; what both loaders stand on."""
+"""Reads batches ahead, in the order of the stream; both loaders are built on it."""
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import itertools
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +13,7 @@ from data_tools.recording import CROP_SAMPLES
 from engine.data.buffers import BufferPool
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
+from engine.prefetch import prefetch
 
 _Loaded = TypeVar("_Loaded")
 
@@ -37,9 +37,9 @@ class RawReader:
     """Reads raw batches at any place of the stream; several threads may do so at once.
 
     Args:
-        store: of the crops.
-        order: of the stream.
-        batch_size: crops in a batch.
+        store: the crops.
+        order: their order.
+        batch_size: number of crops in a batch.
         leads: row numbers of the leads to read, see :meth:`CropStore.read`.
         pinned: read into page-locked memory, for copies to a CUDA device.
     """
@@ -65,19 +65,19 @@ class RawReader:
         return RawBatch(signals, rows, start)
 
 
-class ReadAhead(Generic[_Loaded]):
+class BatchPrefetcher(Generic[_Loaded]):
     """An endless iterator over this rank's batches, some of which are always being loaded ahead.
 
-    It starts at the beginning of the stream. Each batch is one short task of a thread, so that neither closing nor the end of
-    the program waits for more than the batches under way.
+    It starts at the beginning of the stream.
 
     Args:
         load: makes a batch from the stream position of its first crop; called by several threads at once. What it raises, the
             iterator raises in its turn.
-        batch_size: crops of one rank.
-        rank: of this process, among ``world_size``.
-        prefetch: batches to load ahead.
-        num_threads: loading at the same time, each a batch of its own.
+        batch_size: number of crops of one rank.
+        rank: this process, among ``world_size``.
+        world_size: number of ranks.
+        prefetch: number of batches loaded ahead.
+        num_threads: number of threads, each of which loads a batch of its own.
     """
 
     def __init__(
@@ -94,28 +94,31 @@ class ReadAhead(Generic[_Loaded]):
         self._offset = rank * batch_size
         self._step = world_size * batch_size
         self._prefetch = prefetch
-        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="crop-reader")
-        self._ahead: deque[Future[_Loaded]] = deque()
-        self._next_cursor = 0
+        self._num_threads = num_threads
+        self._batches = self._start(0)
+
+    def _start(self, cursor: int) -> Generator[_Loaded, None, None]:
+        load = self._load  # the threads must not keep this object alive
+        return prefetch(
+            itertools.count(cursor + self._offset, self._step),
+            lambda start: [load(start)],
+            num_threads=self._num_threads,
+            num_ahead=self._prefetch + 1,  # the batch about to be returned is one of them
+            thread_name="crop-reader",
+        )
 
     def seek(self, cursor: int) -> None:
         """Continues at a cursor: a number of crops consumed by all ranks together."""
-        while self._ahead:
-            self._ahead.pop().cancel()
-        self._next_cursor = cursor
+        self._batches.close()
+        self._batches = self._start(cursor)
 
-    def __iter__(self) -> "ReadAhead[_Loaded]":
+    def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> _Loaded:
         """The next batch."""
-        # One more than is kept ahead: the batch about to be returned.
-        while len(self._ahead) <= self._prefetch:
-            self._ahead.append(self._threads.submit(self._load, self._next_cursor + self._offset))
-            self._next_cursor += self._step
-        return self._ahead.popleft().result()
+        return next(self._batches)
 
     def close(self) -> None:
-        """Ends the threads, after the batches under way."""
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._ahead.clear()
+        """Ends the threads, after the batches in flight."""
+        self._batches.close()

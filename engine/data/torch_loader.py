@@ -1,10 +1,8 @@
-"""The reference loader: a webdataset pipeline of plain NumPy on the CPU and plain torch elsewhere. It runs anywhere."""
+"""The reference loader: NumPy on a CPU and torch elsewhere. It runs anywhere."""
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-import webdataset
 from torch import Tensor
 
 from engine.cpu_kernels import keep_freed_memory
@@ -16,13 +14,12 @@ from engine.data.transform import Draws
 
 
 class TorchLoader(Loader):
-    """Loads with webdataset and torch.
+    """Loads with NumPy and torch.
 
-    The pipeline's source yields batches in the order of the stream, loaded ahead by threads: raw ones for a GPU, transformed
-    ones for the CPU. The next stage brings them to the device; on a GPU they are transformed there, behind the computation
-    already queued.
+    Threads load batches ahead: raw ones for a GPU, transformed ones for the CPU. On a GPU they are transformed there, behind
+    the computation already queued.
 
-    With noise on the CPU it lets the process keep freed memory, see :func:`engine.cpu_kernels.keep_freed_memory`.
+    With augmentations on the CPU it lets the process keep freed memory, see :func:`engine.cpu_kernels.keep_freed_memory`.
     """
 
     name = "torch"
@@ -31,21 +28,18 @@ class TorchLoader(Loader):
         super().__init__(setup)
         if setup.device.type == "cpu" and not setup.transform.only_scales:
             keep_freed_memory()
-        stages = _Stages(setup)
-        self._ahead = setup.read_ahead(stages.load)
-        self._batches: Iterator[tuple[RawBatch, Tensor]] = iter(
-            webdataset.DataPipeline(lambda ahead=self._ahead: ahead, webdataset.map(stages.move))
-        )
+        self._source = _Source(setup)
+        self._batches = setup.prefetch_batches(self._source.load)
 
     def _load(self) -> Batch:
-        raw, segments = next(self._batches)
-        return self._make_batch(segments, raw)
+        loaded = next(self._batches)
+        return self._make_batch(self._source.move(loaded), loaded.raw)
 
     def _seek(self, cursor: int) -> None:
-        self._ahead.seek(cursor)
+        self._batches.seek(cursor)
 
     def _close(self) -> None:
-        self._ahead.close()
+        self._batches.close()
 
 
 class _Loaded(NamedTuple):
@@ -56,8 +50,8 @@ class _Loaded(NamedTuple):
     draws: Draws
 
 
-class _Stages:
-    """The work of the pipeline. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
+class _Source:
+    """What the threads need. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
         self._device = setup.device
@@ -76,11 +70,11 @@ class _Stages:
         self._transform.apply(raw.signals, draws, out)
         return _Loaded(raw, torch.from_numpy(out), draws)
 
-    def move(self, loaded: _Loaded) -> tuple[RawBatch, Tensor]:
-        """Brings a batch to the device; runs in the consumer's thread."""
+    def move(self, loaded: _Loaded) -> Tensor:
+        """Returns the segments of a batch on the device; runs in the consumer's thread."""
         if loaded.segments is not None:
-            return loaded.raw, loaded.segments
+            return loaded.segments
         signals = torch.from_numpy(loaded.raw.signals).to(self._device, non_blocking=True)
         segments = self._transform.apply_on_device(signals, loaded.draws)
         self._in_flight.hold(loaded.raw.signals)
-        return loaded.raw, segments
+        return segments

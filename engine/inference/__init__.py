@@ -1,7 +1,6 @@
 """Embedding recordings with a trained model.
 
 inputs.py       crops of a dataset, or of any folder of WFDB recordings
-read_ahead.py   several threads read what will be needed next
 embedder.py     crops -> embeddings of their segments
 store.py        embeddings on disk, and the file of them in the order of their keys
 run.py          all of it together

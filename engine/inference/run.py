@@ -11,9 +11,9 @@ from tqdm import tqdm
 
 from engine.inference.embedder import Embedder
 from engine.inference.inputs import Crop, Input, Skipped, open_input
-from engine.inference.read_ahead import read_in_order
 from engine.inference.store import EmbeddingStore
 from engine.options import UserError
+from engine.prefetch import prefetch
 
 _SUFFIX = ".npz"
 
@@ -134,7 +134,7 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
         if len(batch) == batch_size:
             embed_batch()
 
-    items = read_in_order(source.parts(), source.read, num_threads)
+    items = prefetch(source.parts(), source.read, num_threads=num_threads)
     with closing(items), tqdm(total=source.total, desc="embedding", unit=source.unit, disable=None) as bar:
         for item in items:
             if isinstance(item, Crop):

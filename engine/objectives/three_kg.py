@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
+from engine.collectives import sum_over_ranks, world_size
 from engine.models import Encoder, EncoderOptions
 from engine.objectives.contrast import Comparison, compare
 from engine.objectives.protocol import DrawKeys, Objective

@@ -1,16 +1,16 @@
-"""Reading ahead."""
+"""Prefetching batches."""
 
 import threading
 
 import numpy as np
 
 from engine.data import CropStore, SampleOrder
-from engine.data.reader import RawBatch, RawReader, ReadAhead
+from engine.data.reader import BatchPrefetcher, RawBatch, RawReader
 
 
-def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> ReadAhead[RawBatch]:
+def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> BatchPrefetcher[RawBatch]:
     arguments = {"batch_size": 5, "rank": 0, "world_size": 1, "prefetch": 3, "num_threads": 2, **changes}
-    return ReadAhead(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
+    return BatchPrefetcher(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
 
 
 def num_reader_threads() -> int:

@@ -1,4 +1,4 @@
-"""Reading ahead."""
+"""Prefetching."""
 
 import threading
 import time
@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.inference.read_ahead import read_in_order
+from engine.prefetch import prefetch
 
 
 def reader_threads() -> int:
-    return sum(thread.name.startswith("recording-reader") for thread in threading.enumerate())
+    return sum(thread.name.startswith("prefetch") for thread in threading.enumerate())
 
 
 @pytest.mark.parametrize("num_threads", [1, 2, 7])
@@ -23,7 +23,7 @@ def test_items_come_in_the_order_of_the_parts(lengths: list[int], num_threads: i
 
     parts = list(enumerate(lengths))
     expected = [(number, i) for number, length in parts for i in range(length)]
-    assert list(read_in_order(parts, read, num_threads)) == expected
+    assert list(prefetch(parts, read, num_threads=num_threads)) == expected
     assert reader_threads() == 0
 
 
@@ -34,7 +34,7 @@ def test_threads_read_at_the_same_time() -> None:
         together.wait()
         yield part
 
-    assert list(read_in_order(range(6), read, 3)) == list(range(6))
+    assert list(prefetch(range(6), read, num_threads=3)) == list(range(6))
 
 
 def test_an_error_comes_in_its_turn_and_ends_the_threads() -> None:
@@ -45,9 +45,9 @@ def test_an_error_comes_in_its_turn_and_ends_the_threads() -> None:
 
     taken: list[int] = []
     with pytest.raises(ValueError, match="broken"):
-        taken.extend(read_in_order(range(10), read, 4))
+        taken.extend(prefetch(range(10), read, num_threads=4))
     assert reader_threads() == 0
-    items = read_in_order(range(10), read, 4)
+    items = prefetch(range(10), read, num_threads=4)
     assert [next(items) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="broken"):
         next(items)
@@ -58,7 +58,7 @@ def test_closing_ends_threads_that_wait() -> None:
         while True:
             yield part
 
-    items = read_in_order(range(5), read, 3)
+    items = prefetch(range(5), read, num_threads=3)
     assert next(items) == 0
     items.close()
     assert reader_threads() == 0
@@ -74,7 +74,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
                 num_read += 1
             yield part
 
-    items = read_in_order(range(3), read, 2)
+    items = prefetch(range(3), read, num_threads=2)
     next(items)
     time.sleep(0.1)
     items.close()
@@ -86,7 +86,7 @@ def test_what_is_read_ahead_is_bounded() -> None:
         yield part
 
     parts = iter(range(1000))
-    items = read_in_order(parts, note, 2)
+    items = prefetch(parts, note, num_threads=2)
     next(items)
     assert next(parts) < 40
     items.close()
