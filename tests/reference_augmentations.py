@@ -9,7 +9,6 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.transform import Rotation
 
 from data_tools.array_ops import NUMPY_OPS
 from data_tools.augmentations.base import NoiseDraws
@@ -98,6 +97,17 @@ def reference_noise(name: str, draws: NoiseDraws) -> Signal:
     return noise if name == "baseline_shift" else consistent_limb_leads(noise)
 
 
+def rotation_about(axis: int, angle: Signal) -> Signal:
+    """Rotation matrices [..., 3, 3] about a fixed axis, by angles [...] in radians."""
+    first, second = (axis + 1) % 3, (axis + 2) % 3
+    matrix = np.zeros((*angle.shape, 3, 3))
+    matrix[..., axis, axis] = 1
+    matrix[..., first, first] = matrix[..., second, second] = np.cos(angle)
+    matrix[..., first, second] = -np.sin(angle)
+    matrix[..., second, first] = np.sin(angle)
+    return matrix
+
+
 def vcg_transform(signal: Signal, angles: Signal, scales: Signal) -> Signal:
     """3KG's change in three dimensions, of a signal without rounding: inverse Dower, rotation, scaling, Dower.
 
@@ -106,7 +116,8 @@ def vcg_transform(signal: Signal, angles: Signal, scales: Signal) -> Signal:
         angles: [..., 3] degrees, about the fixed axes z, then y, then x.
         scales: [..., 3] of x, y, z.
     """
-    rotation = Rotation.from_euler("zyx", angles.reshape(-1, 3), degrees=True).as_matrix().reshape(*angles.shape, 3)
+    z, y, x = np.moveaxis(np.radians(angles), -1, 0)
+    rotation = rotation_about(0, x) @ rotation_about(1, y) @ rotation_about(2, z)
     vcg = scales[..., None] * (rotation @ (INVERSE_DOWER @ signal[..., INDEPENDENT, :]))
     independent = np.linalg.pinv(INVERSE_DOWER) @ vcg
     leads = np.zeros((*independent.shape[:-2], 12, signal.shape[-1]))

@@ -2,8 +2,8 @@
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = n for t_start <= t <= t_end, else 0, with
 n ~ U(-0.5, 0.5) mV and [t_start, t_end] "a randomly sampled span": here its length is drawn uniformly as a fraction of the
-segment, and its place uniformly among those where it fits. Offset and span are drawn for each lead; limb leads are not kept
-consistent, as in the official implementation, because a shift is that of a single electrode's contact.
+segment, and its start uniformly among those where it fits. Offset and span are drawn for each lead; as in the official
+implementation limb leads are not kept consistent, because a shift comes from the contact of a single electrode.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ class BaselineShiftOptions(AugmentationChoice):
 
 
 class BaselineShift(Noise):
-    """The noise; one wave, for each lead a step of height 1."""
+    """The noise: one wave, a step of height 1 for each lead."""
 
     def __init__(self, options: BaselineShiftOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
@@ -55,7 +55,7 @@ class BaselineShift(Noise):
         self._num_leads = len(leads)
 
     def draw(self, segments: Segments) -> NoiseDraws:
-        """Draws offsets and spans; the details are first samples and ends of the spans, words [S, 1, C, 1] each."""
+        """Draws offsets and spans; the details are the spans' first samples and ends, words [S, 1, C, 1] each."""
         _, uniform = draw_words(self._key, segments, 1 + 3 * self._num_leads)
         draws = uniform[:, 1:].reshape(-1, 1, 3, self._num_leads, 1)
         offset, (length, start) = draws[:, :, 0], draws[:, :, 1:].astype(np.float64).transpose(2, 0, 1, 3, 4)
@@ -65,7 +65,7 @@ class BaselineShift(Noise):
         return NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
-        """The steps, [S, 1, C, T]."""
+        """Returns the steps, [S, 1, C, T]."""
         first, end = details
         sample = ops.arange((1, 1, 1, SEGMENT_SAMPLES), first)
         return ops.to_float((sample >= first) & (sample < end))

@@ -2,8 +2,8 @@
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = C times the sum over k = 1..K of
 a_k cos(2 pi t k df + phi_k) with K = 3, C ~ N(1, 0.5**2), a_k ~ U(0, 0.5) mV, df ~ U(0.01, 0.2) Hz, phi_k ~ U(0, 2 pi). As in
-the official implementation a segment has one course, which each lead scales by a C of its own; there each component has a
-frequency of its own, here the multiples of df that the equation says.
+the official implementation, a segment has one course, which each lead scales by its own C. There each component has its own
+frequency; here the frequencies are multiples of df, as in the equation.
 """
 
 from collections.abc import Sequence
@@ -62,7 +62,7 @@ class BaselineWanderOptions(AugmentationChoice):
 
 
 class BaselineWander(Noise):
-    """The noise; one wave, the sum over the components, that all leads share."""
+    """The noise: one wave, the sum over the components, shared by all leads."""
 
     def __init__(self, options: BaselineWanderOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
@@ -72,7 +72,7 @@ class BaselineWander(Noise):
     def draw(self, segments: Segments) -> NoiseDraws:
         """Draws C for each lead and the components of the course.
 
-        The details are amplitudes float32, increments and first phases, words, [S, K, 1, 1] each.
+        The details are amplitudes, float32, and increments and first phases, words, [S, K, 1, 1] each.
         """
         options, num_components = self._options, self._options.num_components
         words, uniform = draw_words(self._key, segments, 2 + 2 * num_components + self._leads.num_sources)
@@ -86,7 +86,7 @@ class BaselineWander(Noise):
         return NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
-        """The course of the baseline, [S, 1, 1, T]."""
+        """Returns the course of the baseline, [S, 1, 1, T]."""
         amplitude, increment, phase = details
         components = cosines(ops, increment, phase) * amplitude
         return sum((components[:, k : k + 1] for k in range(1, self._options.num_components)), components[:, 0:1])

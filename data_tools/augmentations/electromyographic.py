@@ -1,12 +1,12 @@
 """Electromyographic noise: the muscles' high-frequency noise.
 
-The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. As the index
-says, an amplitude is drawn for each sample; it is that of all leads, and a normal number is drawn for each sample of each
-lead. The official implementation draws an amplitude for each lead and keeps it throughout the segment.
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. Following the
+index, an amplitude is drawn for each sample, shared by all leads, and a normal number for each sample of each lead. The
+official implementation draws one amplitude for each lead and segment.
 
-All of these are hashes of (seed, segment, row, sample), computed where the segment is. A 32-bit word gives two normal numbers
-by the Box-Muller transform: its upper half the radius, in steps of 2**-16 of probability and so at most 4.9, its lower half
-the angle.
+All numbers are hashes of (seed, segment, row, sample), computed where the segment is. A 32-bit word gives two normal numbers
+by the Box-Muller transform: its upper half gives the radius, in steps of 2**-16 of probability and so at most 4.9, its lower
+half the angle.
 """
 
 import math
@@ -49,10 +49,10 @@ class ElectromyographicOptions(AugmentationChoice):
 
 
 class Electromyographic(Noise):
-    """The noise; one wave, with a row for each lead.
+    """The noise: one wave, with a row for each lead.
 
-    Q sources of noise need P = Q / 2 rows of words, rounded up: their cosines are the first P sources, their sines the
-    others. One more row gives the amplitudes.
+    Q sources of noise need P = Q / 2 rows of words, rounded up: the cosines are the first P sources, the sines the others. One
+    more row gives the amplitudes.
     """
 
     def __init__(self, options: ElectromyographicOptions, seed: int, leads: Sequence[int]) -> None:
@@ -64,14 +64,14 @@ class Electromyographic(Noise):
         self._num_pairs = (self._leads.num_sources + 1) // 2
 
     def draw(self, segments: Segments) -> NoiseDraws:
-        """Draws which segments have noise; the detail is the key of a segment's words, a word [S, 1, 1, 1]."""
+        """Draws which segments have noise; the detail is the key of each segment's words, a word [S, 1, 1, 1]."""
         _, uniform = draw_words(self._gate_key, segments, 1)
         weights = bernoulli(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
         keys = row_keys(self._noise_key, segments)
         return NoiseDraws(weights, (keys[:, None, None, None],))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
-        """The noise, [S, 1, C, T] mV."""
+        """Returns the noise, [S, 1, C, T] mV."""
         (key,) = details
         num_pairs, num_sources = self._num_pairs, self._leads.num_sources
         words = random_words(ops, key, ops.arange((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))

@@ -1,8 +1,8 @@
-"""Which leads have noise of their own.
+"""Noise of limb leads that is consistent with that of I and II.
 
-The electrodes of the limbs make six leads out of two: III, aVR, aVL and aVF follow from I and II (Einthoven, Goldberger), and
-so does noise that an electrode picks up. Consistent noise is drawn for I, II and the chest leads, and derived for the others;
-the official implementation does the same by deriving the four leads anew from noisy I and II.
+III, aVR, aVL and aVF follow from I and II (Einthoven, Goldberger), and so does noise that an electrode picks up. Consistent
+noise is drawn for I, II and the chest leads, and derived for the others; the official implementation does the same by deriving
+the four leads again from noisy I and II.
 """
 
 from collections.abc import Sequence
@@ -18,15 +18,15 @@ _DERIVED = ("III", "aVR", "aVL", "aVF")
 class NoiseLeads:
     """Turns noise of independent sources into noise of the run's leads.
 
-    Where a lead of the run is to be derived, the first two sources are I and II, whether or not the run has these leads, and
-    the others its chest leads. Elsewhere each lead is a source.
+    If a lead of the run must be derived, the first two sources are I and II, whether or not the run has these leads, and the
+    others are its chest leads. Otherwise each lead is a source.
 
     Args:
-        leads: of the run, as ascending rows of :data:`data_tools.leads.LEADS`: limb leads come first.
-        consistent: derive III, aVR, aVL and aVF.
+        leads: the run's leads, as ascending rows of :data:`data_tools.leads.LEADS`: limb leads come first.
+        consistent: whether to derive III, aVR, aVL and aVF.
 
     Attributes:
-        num_sources: Q.
+        num_sources: number of sources Q.
     """
 
     def __init__(self, leads: Sequence[int], *, consistent: bool) -> None:
@@ -39,7 +39,7 @@ class NoiseLeads:
         self.num_sources = len(names) - len(limb) + 2 if self._derives else len(names)
 
     def mix(self, ops: ArrayOps, sources: Array) -> Array:
-        """Mixes numbers or waves: [S, K, Q, X] of the sources -> [S, K, C, X] of the leads."""
+        """Mixes numbers or waves of the sources, [S, K, Q, X], to those of the leads, [S, K, C, X]."""
         if not self._derives:
             return sources
         from_i = sources[:, :, 0:1] * ops.constant(self._of_i, sources)

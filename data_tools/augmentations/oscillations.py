@@ -1,8 +1,8 @@
 """Cosines of many samples whose phase is exact.
 
-A phase is a word: the fraction of a turn in units of 2**-32. Its arithmetic wraps as the turn does, so the phase at sample i,
-start + i * increment, is exact, where float32 would be wrong by 1e-4 rad after 250 turns. The error that remains is that of
-rounding the increment: at most 2**-33 of a turn per sample, 2e-6 rad after 2,500.
+A phase is a word: a fraction of a turn in units of 2**-32. Its arithmetic wraps as turns do, so the phase at sample i,
+start + i * increment, is exact, whereas float32 would be off by 1e-4 rad after 250 turns. Only the increment is rounded: by at
+most 2**-33 of a turn per sample, 2e-6 rad after 2,500 samples.
 
 Shapes: S segments, K cosines, T = 2,500 samples.
 """
@@ -21,26 +21,26 @@ _RADIANS = 2 * math.pi / _TURN
 
 
 def check_harmonics(name: str, num_harmonics: int, frequency_hz: float) -> None:
-    """Checks that a frequency and its multiples can be told apart at the sampling rate.
+    """Checks that a frequency and its multiples are below half the sampling rate.
 
     Args:
-        name: of the option that says how many multiples there are.
-        num_harmonics: how many, the frequency itself included.
-        frequency_hz: the highest that may be drawn.
+        name: option that sets the number of multiples.
+        num_harmonics: number of multiples, the frequency itself included.
+        frequency_hz: highest frequency that may be drawn.
 
     Raises:
-        ValueError: the highest multiple is not below half the sampling rate.
+        ValueError: they are not.
     """
     highest = num_harmonics * frequency_hz
     if highest >= SAMPLING_RATE / 2:
         raise ValueError(
-            f"{name}={num_harmonics} multiples of {frequency_hz:g} Hz reach {highest:g} Hz, but signals of {SAMPLING_RATE} Hz "
-            f"hold less than {SAMPLING_RATE // 2} Hz; give fewer or a lower frequency"
+            f"{name}={num_harmonics} multiples of {frequency_hz:g} Hz reach {highest:g} Hz, but at a sampling rate of "
+            f"{SAMPLING_RATE} Hz they must stay below {SAMPLING_RATE // 2} Hz: use fewer, or a lower frequency"
         )
 
 
 def harmonic_increments(frequency: npt.NDArray[np.float64], num_harmonics: int) -> Words:
-    """The phase that a sample adds, for a frequency and its multiples: Hz float64 [S] -> words [S, K, 1, 1]."""
+    """Returns the phase added per sample for a frequency and its multiples: Hz float64 [S] -> words [S, K, 1, 1]."""
     multiples = frequency[:, None] * np.arange(1, num_harmonics + 1)
     return np.rint(multiples / SAMPLING_RATE * _TURN).astype(np.uint32)[..., None, None]
 

@@ -1,9 +1,9 @@
-"""Powerline noise: interference of the mains.
+"""Powerline noise: interference from the mains.
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = sum over k = 1..K of a_k cos(2 pi t k f + phi) with
 K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). The amplitude is drawn for each lead and the phase for each segment,
-after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course that each lead scales by itself. The
-official implementation draws one amplitude for all leads, and 50 or 60 Hz by coin.
+after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course with a factor for each lead. The
+official implementation draws one amplitude for all leads, and either 50 or 60 Hz.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ class PowerlineOptions(AugmentationChoice):
 
 
 class Powerline(Noise):
-    """The noise; K waves, the harmonics, that all leads share."""
+    """The noise: K waves, the harmonics, shared by all leads."""
 
     def __init__(self, options: PowerlineOptions, seed: int, leads: Sequence[int]) -> None:
         self._options = options
@@ -77,5 +77,5 @@ class Powerline(Noise):
         return NoiseDraws(weights, (increment, phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
-        """The harmonics, [S, K, 1, T]."""
+        """Returns the harmonics, [S, K, 1, T]."""
         return cosines(ops, *details)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
+from scipy.spatial.transform import Rotation
 
 from data_tools.array_ops import Array, ArrayOps
 from data_tools.augmentations.base import (
@@ -24,7 +25,7 @@ from data_tools.augmentations.base import (
 )
 from data_tools.counter_rng import fold_key
 from data_tools.leads import LEADS
-from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER, rotation_zyx
+from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
 
 
 class VcgTransformOptions(AugmentationChoice):
@@ -35,9 +36,9 @@ class VcgTransformOptions(AugmentationChoice):
     p: Probability = 1.0
     """Probability that a segment is transformed."""
     angle_deg: Range = (-45.0, 45.0)
-    """Range of the angles of rotation about the z, y and x axes, degrees."""
+    """Range of the angles of rotation about the z axis, then the y axis, then the x axis, degrees."""
     scale: NonNegativeRange = (1.0, 1.5)
-    """Range of the factors along the x, y and z axes."""
+    """Range of the factors along the x, y and z axes, after the rotation."""
 
     def make(self, seed: int, leads: Sequence[int]) -> "VcgTransform":
         """Makes the augmentation."""
@@ -67,7 +68,8 @@ class VcgTransform(SignalMap):
         angles = draw_between(self._options.angle_deg, uniform[:, 1:4].astype(np.float64))
         scales = draw_between(self._options.scale, uniform[:, 4:7].astype(np.float64))
         is_transformed = (uniform[:, 0] < self._options.p)[:, None, None]
-        to_ecg = DOWER_OF_INVERSE @ (scales[..., None] * rotation_zyx(angles)) * is_transformed
+        rotation = Rotation.from_euler("zyx", angles, degrees=True).as_matrix()
+        to_ecg = DOWER_OF_INVERSE @ (scales[..., None] * rotation) * is_transformed
         return to_ecg.swapaxes(1, 2)[..., None].astype(np.float32), (~is_transformed).astype(np.float32)
 
     def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Loading: which crops, in which order, read how, augmented how.
+"""Loading: sample order, readers, loaders and their options.
 
-``make_loader`` is the way in. To add a loader: a file with a subclass of :class:`Loader`, an entry of :data:`LOADERS`, its
+Start at :func:`make_loader`. To add a loader: a file with a subclass of :class:`Loader`, an entry of :data:`LOADERS`, its
 name in :class:`DataOptions`, and a subclass in ``tests/contracts/test_loaders.py``.
 """
 
@@ -38,31 +38,29 @@ def make_loader(
     device: torch.device | str = "cpu",
     pair: SegmentPair = "adjacent",
 ) -> Loader:
-    """Makes the loader of a rank.
+    """Makes this rank's loader, at the beginning of the stream.
 
     Args:
-        options: of the data; path, splits, block and window sizes are not looked at, being those of ``store`` and ``order``.
-        store: of the crops.
-        order: of the stream.
+        options: options of the data; path, splits, block and window sizes are ignored, as ``store`` and ``order`` have them.
+        store: the crops.
+        order: their order.
         leads: number of leads or their names, see :func:`find_leads`.
         seed: the run's seed; must equal ``order.seed``.
-        batch_size: crops of one rank in a micro-batch.
-        rank: of this process.
+        batch_size: number of crops in a micro-batch of one rank.
+        rank: this process, among ``world_size``.
         world_size: number of ranks.
-        device: of the batches.
-        pair: which two segments of a crop a batch holds.
-
-    Returns:
-        The loader, at the beginning of the stream.
+        device: device of the batches.
+        pair: which segments of a crop a sample holds.
 
     Raises:
-        UserError: a device that is not there, a loader that is not installed, numbers that do not fit together.
+        UserError: the device does not exist, the loader is not installed, or numbers contradict each other.
+        ValueError: an augmentation cannot be applied to these leads.
     """
     device = torch.device(device)
     name: str = options.loader
     if name == "auto":
         name = best_loader(device)
-        _logger.info("data.loader=auto: taking the %s loader", name)
+        _logger.info("data.loader=auto: using the %s loader", name)
     rows = find_leads(leads)
     chain = AugmentationChain(make_augmentations(options.augmentations, seed, rows), len(rows))
     setup = LoaderSetup(
@@ -82,9 +80,9 @@ def make_loader(
 
 
 def best_loader(device: torch.device) -> str:
-    """The name of the loader that is fastest for a device: DALI for a GPU, where it is installed, else torch.
+    """Returns the name of the fastest loader for a device: DALI on a GPU, where it is installed, else torch.
 
-    On a CPU the same augmentations take DALI 1.5 to 5 times as long (``benchmarks/results/loader-cpu.json``).
+    On a CPU, DALI takes 1.5 to 5 times as long for the same augmentations (``benchmarks/results/loader-cpu.json``).
     """
     return "dali" if device.type == "cuda" and is_dali_installed() else "torch"
 

@@ -1,4 +1,4 @@
-"""What a loader hands to the training step."""
+"""The batches that loaders yield."""
 
 from dataclasses import dataclass
 
@@ -23,10 +23,10 @@ class Batch:
 
     Attributes:
         segments: float32 [N, I, C, 2500] in mV, augmented.
-        recording: int64 [N], the number of the recording within the split.
-        patient: int64 [N], the number of the patient within the split.
-        row: int64 [N], the row of the crop in the split's :class:`~engine.data.crops.CropStore`.
-        position: int64 [N], the position in the endless stream of crops, consecutive.
+        recording: int64 [N], number of the recording within the split.
+        patient: int64 [N], number of the patient within the split.
+        row: int64 [N], row of the crop in the split's :class:`~engine.data.crops.CropStore`.
+        position: int64 [N], positions in the endless stream of crops, consecutive.
     """
 
     segments: Tensor

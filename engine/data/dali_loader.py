@@ -1,9 +1,9 @@
-"""The default loader on Linux: a DALI pipeline, on the GPU where there is one.
+"""The loader for GPUs: a DALI pipeline, which runs on a CPU too.
 
-The pipeline takes raw batches and the draws of the augmentations from our own reader, so the order of the stream, its state
-and the random numbers are the same as in the reference loader, and elastic, which DALI's own checkpoints are not. Batches
-pass to DALI and from DALI to torch without a copy; on a GPU the raw int16 crops go there in one copy from page-locked memory,
-and everything after it runs on DALI's stream beside the training step.
+The pipeline gets raw batches and the augmentations' draws from the same reader as the torch loader, so that order, state and
+random numbers are the same, and the number of ranks may change on resuming, which DALI's own checkpoints do not allow. Batches
+pass to DALI and from DALI to torch without a copy; to a GPU the raw int16 crops go in one copy from page-locked memory, and
+everything after it runs on DALI's stream beside the training step.
 """
 
 import functools
@@ -23,12 +23,12 @@ from engine.data.reader import RawBatch, RawReader
 from engine.data.transform import Draws, Transform
 from engine.options import UserError
 
-# Batches under way in the pipeline: one being transformed while another waits for the training step.
+# Batches in flight in the pipeline: one is transformed while another waits for the training step.
 _QUEUE_DEPTH = 2
 
 
 def is_dali_installed() -> bool:
-    """Whether DALI can be imported here."""
+    """Returns whether DALI can be imported."""
     try:
         dali_module()
     except ImportError:
@@ -40,7 +40,7 @@ class DaliLoader(Loader):
     """Loads with DALI, on the CPU or on a CUDA device.
 
     Raises:
-        UserError: DALI is not installed, or has no support for the device.
+        UserError: DALI is not installed, or does not support the device.
     """
 
     name = "dali"
@@ -49,11 +49,11 @@ class DaliLoader(Loader):
         super().__init__(setup)
         if not is_dali_installed():
             raise UserError(
-                "data.loader=dali, but DALI is not installed; pip install nvidia-dali-cuda130 (CUDA 12: nvidia-dali-cuda120), "
+                "data.loader=dali, but DALI is not installed: pip install nvidia-dali-cuda130 (CUDA 12: nvidia-dali-cuda120), "
                 "or set data.loader=torch"
             )
         if setup.device.type not in {"cpu", "cuda"}:
-            raise UserError(f"DALI has no support for device '{setup.device}'; set data.loader=torch")
+            raise UserError(f"DALI does not support the device '{setup.device}'; set data.loader=torch")
         self._source = _Source(setup)
         self._pipeline = _build_pipeline(setup, self._source)
         self._in_flight = InFlightCopies(setup.device)
@@ -63,7 +63,7 @@ class DaliLoader(Loader):
             segments = self._run()
             generation, raw, _ = self._source.fed.popleft()
             self._in_flight.hold(raw.signals)
-            # After a seek, what was in the pipeline before it comes out first.
+            # After a seek, batches that were in the pipeline before it come out first.
             if generation == self._source.generation:
                 return self._make_batch(segments, raw)
 
@@ -85,7 +85,7 @@ class DaliLoader(Loader):
 
 
 class _Fed(NamedTuple):
-    """A batch in the pipeline with the memory it comes from, and after which seek it was read."""
+    """A batch in the pipeline: its memory, and the number of seeks before it was read."""
 
     generation: int
     raw: RawBatch
@@ -93,7 +93,7 @@ class _Fed(NamedTuple):
 
 
 class _Source:
-    """Feeds the pipeline. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
+    """Feeds the pipeline. It has no reference to the loader, so that a dropped loader is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
         self._pinned = setup.device.type == "cuda"
@@ -109,7 +109,7 @@ class _Source:
         self._batches.close()
 
     def next_inputs(self) -> tuple[Any, ...]:
-        """Raw signals int16 [N, C, 5000] and the tables of the draws; called by DALI in the consumer's thread."""
+        """Returns signals int16 [N, C, 5000] and the tables of the draws; DALI calls it in the consumer's thread."""
         raw, tables = next(self._batches)
         self.fed.append(_Fed(self.generation, raw, tables))
         return _as_tensor_list(raw, pinned=self._pinned), *tables
@@ -122,7 +122,7 @@ def _load(read: RawReader, transform: Transform, start: int) -> tuple[RawBatch, 
 
 
 def _tables(draws: Draws, num_segments: int) -> list[npt.NDArray[Any]]:
-    """The draws as DALI takes them: contiguous, a row for each crop."""
+    """Returns the draws as DALI takes them: contiguous, with one row per crop."""
     tables: list[npt.NDArray[Any]] = []
     draws.map(lambda table: tables.append(np.ascontiguousarray(table).reshape(-1, num_segments, *table.shape[1:])))
     return tables
@@ -133,7 +133,7 @@ def _as_tensor_list(raw: RawBatch, *, pinned: bool) -> Any:
 
 
 def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
-    """One definition for CPU and GPU; they differ in where the raw batch is taken first."""
+    """Builds the pipeline; for a GPU it begins with a copy to it."""
     dali, fn, types = (dali_module(name) for name in ("", ".fn", ".types"))
     device = setup.device
     on_gpu = device.type == "cuda"
@@ -162,7 +162,7 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
         remaining = iter(nodes)
         draws = example.map(lambda _: next(remaining))
         if on_gpu:
-            # Where to slice, DALI must know on the CPU.
+            # DALI takes the position of a slice on the CPU only.
             signals, draws = signals.gpu(), draws.map(lambda node: node.gpu())._replace(halves=draws.halves)
         pipeline.set_outputs(setup.transform.define_dali(signals, draws))
     pipeline.build()

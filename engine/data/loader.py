@@ -1,4 +1,4 @@
-"""What every loader has in common: its place in the stream of crops, and its state."""
+"""The base class of loaders: position in the stream of crops, and state."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -27,20 +27,20 @@ class LoaderStateError(UserError):
 
 @dataclass(frozen=True)
 class LoaderSetup:
-    """What a loader is made from.
+    """Everything a loader is made from.
 
     Attributes:
-        store: of the crops.
-        order: of the stream.
-        seed: of the run; that of ``order``.
-        batch_size: crops of one rank.
-        rank: of this process.
+        store: the crops.
+        order: their order.
+        seed: the run's seed; must equal ``order.seed``.
+        batch_size: number of crops in a batch of one rank.
+        rank: this process, among ``world_size``.
         world_size: number of ranks.
-        device: of the batches.
+        device: device of the batches.
         leads: rows of the leads in a crop, see :func:`engine.data.options.find_leads`.
-        transform: of the crops.
-        prefetch: batches read ahead.
-        num_threads: reading and, on the CPU, transforming.
+        transform: what is done to the crops.
+        prefetch: number of batches loaded ahead.
+        num_threads: number of threads that read and, on a CPU, transform.
     """
 
     store: CropStore
@@ -58,26 +58,26 @@ class LoaderSetup:
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.prefetch < 1 or self.num_threads < 1:
             raise UserError(
-                "a loader needs batch_size, prefetch and num_threads >= 1, got "
+                "batch_size, prefetch and num_threads must be at least 1, got "
                 f"{self.batch_size}, {self.prefetch} and {self.num_threads}"
             )
         if not 0 <= self.rank < self.world_size:
-            raise UserError(f"rank {self.rank} is not one of {self.world_size} ranks")
+            raise UserError(f"rank {self.rank} does not exist among {self.world_size} ranks")
         if self.order.num_samples != self.store.num_crops:
             raise UserError(
-                f"the sample order is of {self.order.num_samples} crops, split '{self.store.split}' has {self.store.num_crops}"
+                f"the sample order has {self.order.num_samples} crops, split '{self.store.split}' has {self.store.num_crops}"
             )
         if self.order.seed != self.seed:
-            raise UserError(f"the sample order has seed {self.order.seed}, the loader {self.seed}; give both the run's")
+            raise UserError(f"the sample order has seed {self.order.seed}, but the loader has {self.seed}; use the same seed")
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"device '{self.device}' was asked for, but no CUDA device is visible; set train.device=cpu")
+            raise UserError(f"no CUDA device is visible, but the device is '{self.device}'; set train.device=cpu")
 
     def make_raw_reader(self) -> RawReader:
-        """A reader of raw batches, for any place of the stream."""
+        """Makes a reader of raw batches at any position of the stream."""
         return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
 
     def prefetch_batches(self, load: Callable[[int], _Loaded]) -> BatchPrefetcher[_Loaded]:
-        """This rank's batches, made by ``load`` from stream positions, from the beginning of the stream."""
+        """Makes an iterator over this rank's batches, which ``load`` makes from stream positions."""
         return BatchPrefetcher(
             load,
             batch_size=self.batch_size,
@@ -91,12 +91,12 @@ class LoaderSetup:
 class Loader(ABC):
     """An endless iterator over this rank's batches.
 
-    Its place is the cursor: the crops that all ranks together have been handed, whatever has been read ahead. A loader that
-    has raised an error, or has been closed, gives no more batches, yet still tells its state.
+    Its position is the cursor: the number of crops yielded by all ranks together, whatever has been loaded ahead. A loader that
+    has raised an error or has been closed yields no more batches, but still has its state.
 
     Attributes:
-        name: of the loader, as in the configuration.
-        order: of the stream.
+        name: name in the configuration.
+        order: order of the crops.
     """
 
     name: ClassVar[str]
@@ -111,54 +111,54 @@ class Loader(ABC):
         return self
 
     def __next__(self) -> Batch:
-        """The next batch.
+        """Returns the next batch.
 
         Raises:
-            DatasetError: naming the shard that could not be read.
+            DatasetError: a shard could not be read; the message names it.
         """
         if self._closed:
-            raise ValueError("the loader is closed, or has failed before; make a new one")
+            raise ValueError("the loader is closed or has failed before; make a new one")
         try:
             batch = self._load()
         except BaseException:
-            # What was read ahead is lost, so the stream would go on with a gap.
+            # Batches loaded ahead are lost, so the stream would continue with a gap.
             self.close()
             raise
         self._cursor += self._setup.batch_size * self._setup.world_size
         return batch
 
     def seek(self, cursor: int) -> None:
-        """Goes to a place in the stream: the number of crops consumed by all ranks together."""
+        """Continues at a cursor: a number of crops consumed by all ranks together."""
         if cursor < 0:
-            raise ValueError(f"the cursor of a loader must not be negative, got {cursor}")
+            raise ValueError(f"a loader's cursor must not be negative, got {cursor}")
         if self._closed:
-            raise ValueError("the loader is closed, or has failed before; make a new one")
+            raise ValueError("the loader is closed or has failed before; make a new one")
         self._seek(cursor)
         self._cursor = cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """The loader's place, and what it must belong to for the stream to go on as it was."""
+        """Returns the loader's position, and what identifies the stream."""
         return {**self._identity(), "cursor": self._cursor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to the place of a state, which may have been saved with another number of ranks or another batch size.
+        """Continues at a saved position; the number of ranks and the batch size may have changed.
 
         Raises:
-            LoaderStateError: the state is of another version, dataset, split, seed or order.
+            LoaderStateError: the state belongs to another version, dataset, split, seed or order.
         """
         for key, own in self._identity().items():
             if state.get(key) != own:
                 raise LoaderStateError(
-                    f"cannot resume in mid-epoch: the loader's state has {key}={state.get(key)}, this run {key}={own} "
+                    f"cannot resume mid-epoch: the loader's state has {key}={state.get(key)}, this run has {key}={own} "
                     f"({self._setup.store.path}); resume with the same data and seed, or start a new run"
                 )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:
-            raise LoaderStateError(f"cannot resume in mid-epoch: the loader's state has cursor={cursor}")
+            raise LoaderStateError(f"cannot resume mid-epoch: the loader's state has cursor={cursor}")
         self.seek(cursor)
 
     def close(self) -> None:
-        """Ends the loader's threads. May be called more than once."""
+        """Ends the loader's threads; may be called more than once."""
         if not self._closed:
             self._closed = True
             self._close()
@@ -171,11 +171,11 @@ class Loader(ABC):
 
     @abstractmethod
     def _load(self) -> Batch:
-        """The next batch after those loaded since the last :meth:`_seek`."""
+        """Returns the next batch after those loaded since the last :meth:`_seek`."""
 
     @abstractmethod
     def _seek(self, cursor: int) -> None:
-        """Lets :meth:`_load` continue at a cursor."""
+        """Makes :meth:`_load` continue at a cursor."""
 
     @abstractmethod
     def _close(self) -> None:
@@ -193,7 +193,7 @@ class Loader(ABC):
         }
 
     def _make_batch(self, segments: torch.Tensor, raw: RawBatch) -> Batch:
-        """Joins transformed segments with the numbers that describe them."""
+        """Combines transformed segments with the numbers that describe them."""
         store = self._setup.store
         positions = np.arange(raw.start, raw.start + len(raw.rows))
         numbers = torch.from_numpy(np.stack([store.recording[raw.rows], store.patient[raw.rows], raw.rows, positions]))

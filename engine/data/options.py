@@ -1,4 +1,4 @@
-"""Options of the data."""
+"""Options of the data section."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,31 +37,31 @@ class DataOptions(Options):
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
-    """Finds the rows of some leads in a crop.
+    """Returns the rows of leads in a crop.
 
     Args:
-        leads: how many, as in LEAD_COMBINATIONS, or their names in any order and case.
+        leads: their number, as in LEAD_COMBINATIONS, or their names in any order and case.
 
     Returns:
-        Ascending row numbers, that is in the order of LEADS.
+        Ascending row numbers: the order of LEADS.
 
     Raises:
-        UserError: a number without a combination, a name that is none or stands twice, or no name at all.
+        UserError: no combination has this number, a name is unknown or repeated, or there is no name.
     """
     if isinstance(leads, int):
         if leads not in LEAD_COMBINATIONS:
             numbers = ", ".join(map(str, LEAD_COMBINATIONS))
-            raise UserError(f"no combination of {leads} leads; there are {numbers}, or give the names")
+            raise UserError(f"there is no combination of {leads} leads; use {numbers}, or a list of names")
         names = LEAD_COMBINATIONS[leads]
     else:
         names = tuple(_find_lead(name) for name in leads)
         if not names or len(set(names)) < len(names):
-            raise UserError(f"leads must be named, each once; got {list(leads)}")
+            raise UserError(f"leads must be named once each, got {list(leads)}")
     return tuple(sorted(LEADS.index(name) for name in names))
 
 
 def _find_lead(name: str) -> str:
     canonical = canonical_lead(name)
     if canonical is None:
-        raise UserError(f"no lead '{name}'; there are {', '.join(LEADS)}")
+        raise UserError(f"unknown lead '{name}'; use {', '.join(LEADS)}")
     return canonical

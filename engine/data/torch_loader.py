@@ -51,7 +51,7 @@ class _Loaded(NamedTuple):
 
 
 class _Source:
-    """What the threads need. It knows nothing of the loader, so that a loader nobody holds any more is freed at once."""
+    """Loads batches. It has no reference to the loader, so that a dropped loader is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
         self._device = setup.device

@@ -267,7 +267,7 @@ class LoaderContract:
                 "block_size": 64,
             }
             for key, value in changes.items():
-                with pytest.raises(LoaderStateError, match=f"state has {key}={value}, this run") as error:
+                with pytest.raises(LoaderStateError, match=f"state has {key}={value}, this run has") as error:
                     loader.load_state_dict({**state, key: value})
                 assert "\n" not in str(error.value)
             for cursor in (-1, None, "3"):

@@ -1,4 +1,4 @@
-"""The DALI pipeline for a GPU, as far as one can look at it without one: DALI makes the graph, and nothing runs it."""
+"""The DALI pipeline for a GPU, as far as it can be checked without one: DALI builds the graph, and nothing runs it."""
 
 import contextlib
 import importlib

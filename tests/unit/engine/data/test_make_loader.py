@@ -48,11 +48,11 @@ def test_auto_takes_the_best_loader_and_says_so(store: CropStore, order: SampleO
     with caplog.at_level(logging.INFO), make_loader(DataOptions(), store, order, leads=12, seed=1, batch_size=2) as loader:
         assert loader.name == best_loader(torch.device("cpu"))
         assert len(next(loader)) == 2
-    assert f"auto: taking the {best_loader(torch.device('cpu'))} loader" in caplog.text
+    assert f"auto: using the {best_loader(torch.device('cpu'))} loader" in caplog.text
 
 
 def test_dali_asked_for_but_not_installed_is_one_clear_line(store: CropStore, order: SampleOrder, no_dali: None) -> None:
-    with pytest.raises(UserError, match=r"not installed; pip install .*data\.loader=torch") as error:
+    with pytest.raises(UserError, match=r"not installed: pip install .*data\.loader=torch") as error:
         make_loader(DataOptions(loader="dali"), store, order, leads=12, seed=1, batch_size=2)
     assert "\n" not in str(error.value)
 
@@ -62,7 +62,7 @@ def test_cuda_without_a_gpu_is_one_clear_line(
     store: CropStore, order: SampleOrder, name: Literal["dali", "torch"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="'cuda' was asked for, but no CUDA device is visible") as error:
+    with pytest.raises(UserError, match="no CUDA device is visible, but the device is 'cuda'") as error:
         make_loader(DataOptions(loader=name), store, order, leads=12, seed=1, batch_size=2, device="cuda")
     assert "\n" not in str(error.value)
 
@@ -73,7 +73,7 @@ def test_cuda_without_a_gpu_is_one_clear_line(
         ({"batch_size": 0}, "batch_size"),
         ({"rank": 2, "world_size": 2}, "rank 2"),
         ({"rank": -1}, "rank -1"),
-        ({"seed": 2}, "seed 1, the loader 2"),
+        ({"seed": 2}, "has seed 1, but the loader has 2"),
     ],
 )
 def test_numbers_that_do_not_fit_are_refused(
@@ -85,5 +85,5 @@ def test_numbers_that_do_not_fit_are_refused(
 
 
 def test_an_order_of_another_split_is_refused(store: CropStore) -> None:
-    with pytest.raises(UserError, match="order is of 7 crops"):
+    with pytest.raises(UserError, match="order has 7 crops"):
         make_loader(DataOptions(loader="torch"), store, SampleOrder(7, 1), leads=12, seed=1, batch_size=2)
