@@ -2,7 +2,8 @@
 
 Reyna et al. 2021, "Will Two Do? Varying Dimensions in Electrocardiography"; the published scorer is
 https://github.com/physionetchallenges/evaluation-2021. Each decision earns a reward that depends on the true and the decided
-class; the sum is scaled so that all-correct decisions score 1 and "sinus rhythm" for every recording scores 0.
+class; the sum is scaled so that all-correct decisions score 1 and "sinus rhythm" for every recording scores 0. The rewards in
+cinc2021_weights.csv are those of the scorer's weights.csv, unchanged.
 
 Legend: N samples, C classes, R weightings.
 """

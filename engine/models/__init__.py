@@ -9,12 +9,14 @@ transformer.py              post-LN transformer blocks
 quantizer.py                Gumbel vector quantizer
 encoder.py                  the whole encoder and its options
 heads.py                    the classification head
+arcface.py                  ArcFace, which learns patients as directions
 pretrained.py               a trained model as a folder: save and load
 model_config.py             its config.json
 model_weights.py            checks of its tensors
 model_card.py               its README.md
 """
 
+from engine.models.arcface import ArcFace, ArcFaceOutput
 from engine.models.encoder import ComputeOptions, Encoder, EncoderOptions, EncoderOutput, flops_per_segment
 from engine.models.heads import ClassificationHead
 from engine.models.model_config import ModelConfig
@@ -22,6 +24,8 @@ from engine.models.pretrained import PretrainedModel, load, save
 from engine.models.quantizer import GumbelQuantizer, Quantized
 
 __all__ = [
+    "ArcFace",
+    "ArcFaceOutput",
     "ClassificationHead",
     "ComputeOptions",
     "Encoder",
