@@ -2,6 +2,7 @@
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
 python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    from a checkpoint of a run
+python engine/convert.py checkpoint OLD_DIR NEW_DIR           a checkpoint of an older release, to resume from
 python engine/convert.py to-fairseq MODEL_DIR OUT.pt         to the official implementation
 python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
 """
@@ -73,11 +74,20 @@ def _make_parser() -> argparse.ArgumentParser:
     _add(
         commands,
         "deepspeed",
-        "from a checkpoint of a pre-training run, of any ZeRO stage",
+        "from a checkpoint of a pre-training run",
         ("checkpoint", "CHECKPOINT_DIR", "the checkpoint's folder, RUN/checkpoints/step-..."),
         ("output", "OUT_DIR", "the model's folder to make"),
         "python engine/convert.py deepspeed runs/first/checkpoints/step-00010000 models/first",
         _deepspeed,
+    )
+    _add(
+        commands,
+        "checkpoint",
+        "in a checkpoint of an older release to the format that runs resume from",
+        ("checkpoint", "OLD_DIR", "the checkpoint's folder, RUN/checkpoints/step-...; no code in it is run"),
+        ("output", "NEW_DIR", "the checkpoint's folder to make"),
+        "python engine/convert.py checkpoint runs/first/checkpoints/step-00010000 converted/step-00010000",
+        _checkpoint,
     )
     _add(
         commands,
@@ -136,6 +146,12 @@ def _deepspeed(options: argparse.Namespace) -> list[str]:
     from engine.interop.zero_checkpoint import import_checkpoint
 
     return import_checkpoint(options.checkpoint, options.output)
+
+
+def _checkpoint(options: argparse.Namespace) -> list[str]:
+    from engine.interop.deepspeed_files import convert_checkpoint
+
+    return convert_checkpoint(options.checkpoint, options.output)
 
 
 def _to_fairseq(options: argparse.Namespace) -> list[str]:

@@ -5,6 +5,7 @@ torch_files.py      reads files of torch.save without running code from them
 fairseq_cfg.py      the cfg of official checkpoints (fairseq-signals, ECG-FM)
 fairseq_keys.py     names of tensors in official checkpoints and in this engine
 fairseq.py          official checkpoints to the native folder, and back
-zero_checkpoint.py  checkpoints of a run, of any ZeRO stage, to the native folder
+zero_checkpoint.py  checkpoints of a run to the native folder
+deepspeed_files.py  checkpoints of older releases, with DeepSpeed's files, to the current checkpoint format
 onnx_export.py      the native folder to ONNX, checked with onnxruntime
 """

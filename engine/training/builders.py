@@ -8,7 +8,8 @@ from data_tools.files import write_text
 from engine.config import RunConfig, to_yaml
 from engine.options import UserError
 from engine.tasks import Task
-from engine.training.checkpoint import CheckpointInfo, Checkpoints, check_matches
+from engine.training.checkpoint import Checkpoints
+from engine.training.checkpoint_info import CheckpointInfo, check_matches
 from engine.training.data import make_loaders, open_stores
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
@@ -46,13 +47,13 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
 
     task = task_class(config)
     if resumed:
-        check_matches(*resumed, task.model, config, ranks.world_size)
+        check_matches(*resumed, task.model)
     data = make_loaders(config, stores, ranks, task.pair)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
     backend = DeepSpeedBackend(task.model, config, ranks)
     if resumed:
-        backend.load(resumed[0])
+        checkpoints.load(*resumed, backend)
     state = _make_state(config, stores["train"].num_crops, resumed[1] if resumed else None)
     metric_writers: list[MetricWriter] = []
     trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)

@@ -1,79 +1,34 @@
-"""Checkpoints, written atomically.
+"""Checkpoints, written atomically; any number of ranks with any ZeRO stage can resume from them.
 
-    RUN/checkpoints/step-00000100/checkpoint.json     step, loader position, configuration, shapes, files
-                                  deepspeed/*.pt      DeepSpeed's files: model and optimizer, one part per rank
-    RUN/checkpoints/.partial-step-00000200/           an unfinished checkpoint of a run that died; the next run removes it
+    RUN/checkpoints/step-00000100/checkpoint.json         step, loader position, configuration, shapes, parts, files
+                                  weights-*.safetensors, optimizer-*.safetensors: the parts, one of each per rank
+    RUN/checkpoints/.partial-step-00000200/               an unfinished checkpoint of a run that died; the next run removes it
 
 A checkpoint is written to a temporary folder, flushed to disk, and renamed. ``checkpoint.json`` records the size and SHA-256 of
-every file, so that a checkpoint that was damaged later is detected, and the one before it is used.
+every file, so that a checkpoint that was damaged later is detected, and the one before it is used. Nothing in a checkpoint is
+code: it may come from anyone.
 """
 
-import hashlib
 import json
 import math
-import os
 import shutil
 import warnings
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Literal
 
-from pydantic import TypeAdapter, ValidationError
-from torch import nn
+import torch
+from torch import Tensor
 
 from data_tools.files import sync_folder, write_text
-from data_tools.validation import describe_validation_error
-from engine.config import RunConfig
 from engine.options import RankError, UserError
-from engine.training.deepspeed_backend import DeepSpeedBackend, parameter_shapes
-from engine.training.distributed import Ranks, is_peer_failure
+from engine.training.checkpoint_files import FileDescription, ParameterSlice, Part, compare_file, read_slices, write_part
+from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, UnsupportedVersionError, read_info
+from engine.training.deepspeed_backend import DeepSpeedBackend
+from engine.training.distributed import Ranks
 
-FORMAT_VERSION = 2
 _PARTIAL = ".partial-"
-# Version 1 knew no score but the validation loss.
-_RENAMED_SINCE_1 = {"valid_loss": "score", "best_valid_loss": "best_score"}
-
-
-@dataclass(frozen=True)
-class FileDescription:
-    """Size in bytes and SHA-256 of a file."""
-
-    size: int
-    sha256: str
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """The contents of ``checkpoint.json``.
-
-    Attributes:
-        format_version: :data:`FORMAT_VERSION`.
-        step: number of finished steps.
-        loader: state of the training loader.
-        config: the run's resolved configuration.
-        world_size: number of ranks that wrote the checkpoint.
-        zero_stage: ZeRO stage.
-        shapes: shape of every parameter by name.
-        score: validation score at this step, if it was computed.
-        best_score: best validation score of the run so far.
-        versions: versions of the packages that wrote the checkpoint.
-        files: relative path -> description of every other file.
-    """
-
-    format_version: int
-    step: int
-    loader: dict[str, Any]
-    config: dict[str, Any]
-    world_size: int
-    zero_stage: int
-    shapes: dict[str, list[int]]
-    score: float | None = None
-    best_score: float | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    files: dict[str, FileDescription] = field(default_factory=dict)
-
-
-_INFO: Final = TypeAdapter(CheckpointInfo)
 
 
 class Checkpoints:
@@ -106,30 +61,51 @@ class Checkpoints:
         target = self.path(info.step)
         partial = self.folder / f"{_PARTIAL}{target.name}"
         self._ranks.on_main_rank(lambda: self._prepare(partial))
+        slices = backend.owned_slices()
         try:
-            backend.save(partial)
-            self._ranks.barrier()
-            files = self._hash_files(partial)
-        except (OSError, RuntimeError) as error:
-            if is_peer_failure(error):
-                raise
-            # torch.save reports a full disk as a RuntimeError of its zip writer.
-            reason = str(error).splitlines()[0]
+            files = write_part(partial, self._ranks.rank, slices)
+        except OSError as error:
             raise RankError(
-                f"{target}: could not write the checkpoint ({reason}); earlier checkpoints are intact: free some "
+                f"{target}: could not write the checkpoint ({error.strerror}); earlier checkpoints are intact: free some "
                 f"disk space and run again"
             ) from error
-        self._ranks.on_main_rank(lambda: self._publish(partial, replace(info, files=files)))
+        parts: list[tuple[Part, dict[str, FileDescription]]] = self._ranks.gather(
+            ({piece.name: (piece.start, piece.stop) for piece in slices}, files)
+        )
+        info = replace(
+            info,
+            num_updates=backend.num_updates(),
+            parts=[part for part, _ in parts],
+            files={name: description for _, files in parts for name, description in files.items()},
+        )
+        self._ranks.on_main_rank(lambda: self._publish(partial, info))
         return target
 
+    def load(self, path: Path, info: CheckpointInfo, backend: DeepSpeedBackend) -> None:
+        """Loads a verified checkpoint's weights and optimizer state; each rank reads what it holds.
+
+        Raises:
+            RankError: a file does not hold what ``checkpoint.json`` says.
+        """
+        try:
+            backend.load(lambda slices: read_slices(path, info.parts, slices), info.num_updates)
+        except UserError as error:
+            raise RankError(str(error)) from None
+
     def newest(self) -> tuple[Path, CheckpointInfo] | None:
-        """Returns the newest intact checkpoint, verified byte by byte; skips damaged ones with a warning."""
+        """Returns the newest intact checkpoint, verified byte by byte; skips damaged ones with a warning.
+
+        Raises:
+            UserError: a newer checkpoint is of another format version.
+        """
         self._ranks.on_main_rank(self._remove_partial)
-        names: list[str] = self._ranks.on_main_rank(lambda: sorted((p.name for p in self.folder.glob("step-*")), reverse=True))
-        for name in names:
+        names: list[str] = self._ranks.on_main_rank(lambda: [path.name for path in self._saved()])
+        for name in reversed(names):
             path = self.folder / name
             try:
                 return path, self.read(path)
+            except UnsupportedVersionError:
+                raise
             except UserError as error:
                 if self._ranks.is_main:
                     warnings.warn(f"skipped: {error}", stacklevel=2)
@@ -137,7 +113,7 @@ class Checkpoints:
 
     def last_step(self) -> int | None:
         """Returns the step of the newest checkpoint, damaged or not."""
-        names: list[str] = self._ranks.on_main_rank(lambda: [path.name for path in self.folder.glob("step-*")])
+        names: list[str] = self._ranks.on_main_rank(lambda: [path.name for path in self._saved()])
         return max((int(name.removeprefix("step-")) for name in names), default=None)
 
     def read(self, path: Path) -> CheckpointInfo:
@@ -146,11 +122,11 @@ class Checkpoints:
         Raises:
             UserError: the checkpoint is damaged; all ranks raise the same error.
         """
-        info: CheckpointInfo = self._ranks.on_main_rank(lambda: _read_info(path))
+        info: CheckpointInfo = self._ranks.on_main_rank(lambda: read_info(path))
         problem = None
         for number, (name, expected) in enumerate(sorted(info.files.items())):
             if number % self._ranks.world_size == self._ranks.rank and problem is None:
-                problem = _compare(path / name, expected)
+                problem = compare_file(path / name, expected)
         problems = [text for text in self._ranks.gather(problem) if text]
         if problems:
             raise UserError(f"{path}: the checkpoint is damaged: {problems[0]}")
@@ -163,34 +139,21 @@ class Checkpoints:
         except OSError as error:
             raise UserError(f"{partial}: cannot be created: {error.strerror}") from None
 
-    def _hash_files(self, partial: Path) -> dict[str, FileDescription]:
-        """Returns sizes and hashes of all files, each computed and flushed to disk by one rank."""
-        # One rank lists the files: on a network file system another machine may not see every new file yet.
-        names: list[str] = self._ranks.on_main_rank(
-            lambda: sorted(str(p.relative_to(partial)) for p in partial.rglob("*") if p.is_file())
-        )
-        mine = names[self._ranks.rank :: self._ranks.world_size]
-        parts = self._ranks.gather({name: _describe(partial / name, flush=True) for name in mine})
-        return {name: described for part in parts for name, described in part.items()}
-
     def _publish(self, partial: Path, info: CheckpointInfo) -> None:
         target = self.path(info.step)
-        write_text(partial / "checkpoint.json", json.dumps(asdict(info), indent=1))
-        sync_folder(partial)
         if target.exists():
             # The run resumed before this step and has reached it again.
             shutil.rmtree(target)
-        partial.rename(target)
-        sync_folder(self.folder)
+        _describe_and_rename(partial, target, info)
         self._prune(target)
 
     def _prune(self, newest: Path) -> None:
         infos: dict[Path, CheckpointInfo] = {}
-        for path in sorted(self.folder.glob("step-*")):
+        for path in self._saved():
             if path.name > newest.name:
                 continue  # damaged and skipped by newest(): must not displace the intact ones before it
             try:
-                infos[path] = _read_info(path)
+                infos[path] = read_info(path)
             except UserError:
                 continue  # damaged: neither removed nor counted
         keep = set(list(infos)[-self._keep_last :])
@@ -206,92 +169,63 @@ class Checkpoints:
             path.rename(doomed)
             shutil.rmtree(doomed)
 
+    def _saved(self) -> list[Path]:
+        """Returns the folders of all checkpoints in the order of their steps; warns of anything else."""
+        found = sorted(self.folder.iterdir()) if self.folder.is_dir() else []
+        saved = [path for path in found if FOLDER_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
+        for path in found:
+            if path not in saved and not path.name.startswith(_PARTIAL):
+                warnings.warn(f"ignored: {path} is not a checkpoint's folder", stacklevel=2)
+        return saved
+
     def _remove_partial(self) -> None:
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path)
 
 
 def read_checkpoint(path: Path) -> CheckpointInfo:
-    """Reads ``checkpoint.json`` and verifies every file it lists, without other ranks.
+    """Reads ``checkpoint.json`` and verifies every file, without other ranks.
 
     Raises:
         UserError: the checkpoint is damaged.
     """
-    info = _read_info(path)
+    info = read_info(path)
     for name, expected in sorted(info.files.items()):
-        problem = _compare(path / name, expected)
+        problem = compare_file(path / name, expected)
         if problem is not None:
             raise UserError(f"{path}: the checkpoint is damaged: {problem}")
     return info
 
 
-def check_matches(path: Path, info: CheckpointInfo, model: nn.Module, config: RunConfig, world_size: int) -> None:
-    """Compares a checkpoint with the model and the ranks that will resume from it.
+def read_weights(path: Path, info: CheckpointInfo) -> dict[str, Tensor]:
+    """Returns the weights of a verified checkpoint by name, without other ranks."""
+    weights = {name: torch.empty(shape) for name, shape in info.shapes.items()}
+    read_slices(path, info.parts, [ParameterSlice(name, 0, weight.view(-1), {}) for name, weight in weights.items()])
+    return weights
 
-    Raises:
-        UserError: one line that says which shapes, parameter groups, ranks or ZeRO stages differ.
+
+def write_checkpoint(target: Path, info: CheckpointInfo, slices: Sequence[ParameterSlice]) -> None:
+    """Writes a checkpoint in one part, without other ranks.
+
+    Args:
+        target: the checkpoint's folder, which must not exist.
+        info: its description without parts and files.
+        slices: every parameter.
     """
-    shapes = parameter_shapes(model)
-    differing = [name for name in info.shapes.keys() | shapes.keys() if info.shapes.get(name) != shapes.get(name)]
-    if differing:
-        name = min(differing)
-        raise UserError(
-            f"{path}: belongs to another model: {name} is {info.shapes.get(name, 'absent')} there and "
-            f"{shapes.get(name, 'absent')} in this configuration ({len(differing)} parameters differ): use the 'model' and "
-            f"'objective' it was trained with, or another output_dir"
-        )
-    patterns = [group["match"] for group in info.config["optimizer"].get("groups", [])]
-    if patterns != [group.match for group in config.optimizer.groups]:
-        raise UserError(
-            f"{path}: was written with other parameter groups ({', '.join(patterns) or 'none'}): use the same "
-            f"'match' patterns in optimizer.groups, or another output_dir"
-        )
-    # With ZeRO, each rank's file holds that rank's part; without, one file holds everything, for any number of ranks.
-    stage = config.zero.stage
-    if (info.zero_stage, stage) != (0, 0) and (info.zero_stage, info.world_size) != (stage, world_size):
-        raise UserError(
-            f"{path}: was written by {info.world_size} ranks with zero.stage={info.zero_stage}, but this run has {world_size} "
-            f"with zero.stage={stage}: use the same"
-        )
-
-
-def _read_info(path: Path) -> CheckpointInfo:
-    file = path / "checkpoint.json"
+    partial = target.with_name(f"{_PARTIAL}{target.name}")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
     try:
-        content = json.loads(file.read_text())
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror}): give the folder of a complete checkpoint") from None
-    except ValueError as error:
-        raise UserError(f"{file}: is damaged: {error}") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file}: is damaged: expected a mapping")
-    version = content.get("format_version")
-    if version not in {1, FORMAT_VERSION}:
-        raise UserError(
-            f"{file}: has format version {version}, but this release reads versions 1 to {FORMAT_VERSION}: use the release "
-            f"that wrote it"
-        )
-    if version == 1:
-        content = {_RENAMED_SINCE_1.get(key, key): value for key, value in content.items()}
-    try:
-        return _INFO.validate_python(content)
-    except ValidationError as error:
-        raise UserError(f"{file}: is damaged: {describe_validation_error(error)}") from None
+        files = write_part(partial, 0, slices)
+        part = {piece.name: (piece.start, piece.stop) for piece in slices}
+        _describe_and_rename(partial, target, replace(info, world_size=1, parts=[part], files=files))
+    except BaseException:
+        shutil.rmtree(partial)
+        raise
 
 
-def _describe(path: Path, *, flush: bool = False) -> FileDescription:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if flush:
-            os.fsync(file.fileno())
-    return FileDescription(path.stat().st_size, digest)
-
-
-def _compare(path: Path, expected: FileDescription) -> str | None:
-    if not path.is_file():
-        return f"{path.name} is missing"
-    if path.stat().st_size != expected.size:
-        return f"{path.name} has {path.stat().st_size} bytes, expected {expected.size}"
-    if _describe(path) != expected:
-        return f"{path.name} has changed since it was written"
-    return None
+def _describe_and_rename(partial: Path, target: Path, info: CheckpointInfo) -> None:
+    write_text(partial / "checkpoint.json", json.dumps(asdict(info)))
+    sync_folder(partial)
+    partial.rename(target)
+    sync_folder(target.parent)

@@ -1,7 +1,6 @@
-"""DeepSpeed behind a small interface: the only file that knows its internals."""
+"""DeepSpeed behind a small interface: this file and deepspeed_state.py alone know its internals."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -11,14 +10,14 @@ from torch import Tensor, nn
 from engine.config import RunConfig
 from engine.cpu_kernels import keep_freed_memory
 from engine.models.transformer import Block
+from engine.training.checkpoint_files import ParameterSlice
+from engine.training.deepspeed_state import held_slices, num_updates, owned_slices, refresh_weights, set_num_updates
 from engine.training.distributed import Ranks
 from engine.training.optimizer import make_optimizer
 
-_TAG = "deepspeed"
-
 
 class DeepSpeedBackend:
-    """A model under training: forward and backward passes, optimizer steps, and its state on disk.
+    """A model under training: forward and backward passes, optimizer steps, and its state.
 
     Args:
         model: the model; DeepSpeed moves it to the device and, with ZeRO-3, partitions it.
@@ -29,6 +28,7 @@ class DeepSpeedBackend:
         model: DeepSpeed's engine, called like the model.
         stage: the ZeRO stage.
         shapes: shape of every parameter by name, before ZeRO-3 partitions them.
+        frozen: names of the parameters that are not trained.
     """
 
     def __init__(self, model: nn.Module, config: RunConfig, ranks: Ranks) -> None:
@@ -36,11 +36,10 @@ class DeepSpeedBackend:
 
         if ranks.device.type == "cpu":
             keep_freed_memory()
-        self._options = config.optimizer
-        self._clipping = config.train.gradient_clipping
-        self._device = ranks.device
+        self._ranks = ranks
         self.stage = config.zero.stage
         self.shapes = parameter_shapes(model)
+        self.frozen = frozen_parameters(model)
         optimizer, self._group_options = make_optimizer(model, config.optimizer)
         settings = deepspeed_config(config, ranks.world_size)
         # DeepSpeed computes the gradient norm where it clips; elsewhere that would make it wait for the device in each step.
@@ -85,20 +84,26 @@ class DeepSpeedBackend:
             self.model.step()
             return norm
         self.model.step()
-        return torch.as_tensor(self.model.get_global_grad_norm(), device=self._device)
+        return torch.as_tensor(self.model.get_global_grad_norm(), device=self._ranks.device)
 
-    def save(self, folder: Path) -> None:
-        """Writes model and optimizer into a folder, each rank its part."""
-        self.model.save_checkpoint(str(folder), tag=_TAG, client_state={}, save_latest=False)
+    def num_updates(self) -> int:
+        """Returns how often the optimizer has updated the weights."""
+        return num_updates(self.model)
 
-    def load(self, folder: Path) -> None:
-        """Loads model and optimizer from a folder; the optimizer's options stay those of this run."""
-        loaded, _ = self.model.load_checkpoint(str(folder), tag=_TAG)
-        assert loaded is not None, folder
-        for group, options in zip(self.model.optimizer.param_groups, self._group_options, strict=True):
-            group |= {"betas": self._options.betas, "eps": self._options.eps, "weight_decay": options.weight_decay}
-        if self.stage:
-            self.model.optimizer.clip_grad = self._clipping
+    def owned_slices(self) -> list[ParameterSlice]:
+        """Returns this rank's part of weights and optimizer state; the parts of all ranks hold each element once."""
+        return owned_slices(self.model, self._ranks.rank, self._ranks.world_size)
+
+    def load(self, read: Callable[[Sequence[ParameterSlice]], None], count: int) -> None:
+        """Loads weights and optimizer state; the optimizer's options stay those of this run.
+
+        Args:
+            read: fills the slices that it is called with.
+            count: how often the optimizer has updated the weights.
+        """
+        read(held_slices(self.model, self._ranks.rank))
+        set_num_updates(self.model, count)
+        refresh_weights(self.model)
 
     def destroy(self) -> None:
         """Frees what DeepSpeed holds; for processes that build several backends."""
@@ -119,9 +124,9 @@ def parameter_shapes(model: nn.Module) -> dict[str, list[int]]:
     return {name: list(parameter.shape) for name, parameter in model.named_parameters()}
 
 
-def weights_folder(checkpoint: Path) -> Path:
-    """Returns the folder of a checkpoint that holds DeepSpeed's files."""
-    return checkpoint / _TAG
+def frozen_parameters(model: nn.Module) -> list[str]:
+    """Returns the names of the parameters that are not trained."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
 
 
 def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:

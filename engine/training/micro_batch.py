@@ -10,7 +10,7 @@ are counted; they may take half of the machine's memory.
 
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from engine.config import RunConfig
 from engine.data import random_batch
 from engine.options import UserError
 from engine.tasks import Task
-from engine.training.checkpoint import CheckpointInfo
+from engine.training.checkpoint_info import CheckpointInfo
 from engine.training.distributed import Ranks
 from engine.training.evaluation import run_batch
 from engine.training.throughput import reset_peak_memory
@@ -42,7 +42,8 @@ def resolve_micro_batch_size(
 ) -> RunConfig:
     """Replaces ``auto`` by a number; returns any other configuration unchanged.
 
-    A run that resumes with the same number of samples per rank keeps its micro-batches, and therefore its losses.
+    A run that resumes keeps the number of samples that all ranks process together at a time, and therefore its losses; with
+    another number of ranks, as long as they fit into memory.
 
     Args:
         config: the run's configuration.
@@ -56,10 +57,14 @@ def resolve_micro_batch_size(
     if config.train.micro_batch_size != "auto":
         return config
     share = config.train.rank_share(ranks.world_size)
-    size = None if resumed is None else _previous_size(resumed.config["train"], resumed.world_size, share)
-    if size is None:
+    previous = None if resumed is None else _previous_size(resumed, config.train.batch_size, ranks.world_size)
+    size: int | None
+    if previous is not None and resumed is not None and resumed.world_size == ranks.world_size:
+        size = previous
+    else:
         fits = _make_trial(config, make_task, ranks.device)
-        size = next((size for size in divisors(share) if all(ranks.gather(fits(size)))), None)
+        sizes = [size for size in divisors(share) if size <= (previous or share)]
+        size = next((size for size in sizes if all(ranks.gather(fits(size)))), None)
         del fits
         _free_trial_memory(ranks.device)
     if size is None:
@@ -75,11 +80,18 @@ def divisors(number: int) -> Sequence[int]:
     return [size for size in range(number, 0, -1) if number % size == 0]
 
 
-def _previous_size(train: Mapping[str, Any], world_size: int, share: int) -> int | None:
-    """Returns the micro-batch size of a run whose ranks had the same share of the batch."""
-    if train["batch_size"] != share * world_size:
+def _previous_size(resumed: CheckpointInfo, batch_size: int, world_size: int) -> int | None:
+    """Returns the size with which all ranks together process as many samples at a time as in the run that is resumed.
+
+    ``None``: that run had another batch size, or the ranks cannot share its micro-batches evenly.
+    """
+    train = resumed.config.get("train")
+    if not isinstance(train, dict) or train.get("batch_size") != batch_size:
         return None
-    return int(train["micro_batch_size"] or share)
+    micro_batch_size = train.get("micro_batch_size")
+    total = batch_size if micro_batch_size is None else micro_batch_size * resumed.world_size
+    is_valid = isinstance(total, int) and total > 0 and batch_size % total == 0 and total % world_size == 0
+    return total // world_size if is_valid else None
 
 
 def _make_trial(config: RunConfig, make_task: Callable[[], Task], device: torch.device) -> Callable[[int], bool]:

@@ -15,7 +15,8 @@ from engine.counter_rng import fold_key
 from engine.device import DTYPES
 from engine.options import RankError, UserError
 from engine.tasks import Task
-from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints
+from engine.training.checkpoint import Checkpoints
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 from engine.training.data import RunData
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
@@ -237,6 +238,7 @@ class Trainer:
             world_size=self.ranks.world_size,
             zero_stage=self.backend.stage,
             shapes=self.backend.shapes,
+            frozen=self.backend.frozen,
             score=score,
             best_score=self.state.best_score,
             versions={name: version(name) for name in ("ecg-engine", "torch", "deepspeed")},

@@ -1,109 +1,93 @@
-"""A run's checkpoint, of any ZeRO stage, to our folder."""
+"""A run's checkpoint, of every format version and ZeRO stage, to our folder."""
 
-import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from deepspeed.runtime.zero.config import ZeroStageEnum
 from hypothesis import given
 from hypothesis import strategies as st
+from old_checkpoints import NUM_UPDATES, moments_of, partition, replace_file, write_old_checkpoint
 from tiny_model import tiny_model
 from torch import Tensor
 
 import engine.models
+from engine.interop.deepspeed_files import convert_checkpoint, join_pieces
 from engine.interop.native import load_tensors, objective_section
-from engine.interop.zero_checkpoint import _join_partitions, import_checkpoint
+from engine.interop.zero_checkpoint import import_checkpoint
 from engine.options import UserError
-from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, FileDescription
+from engine.training.checkpoint import read_checkpoint, read_weights, write_checkpoint
+from engine.training.checkpoint_files import MOMENTS, ParameterSlice, read_slices
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 
+MODEL_FILE = "deepspeed/mp_rank_00_model_states.pt"
 SHAPES = st.dictionaries(
     st.text("abc", min_size=1, max_size=3), st.lists(st.integers(1, 5), max_size=3), min_size=1, max_size=6
 )
-
-
-def partition(tensors: dict[str, Tensor], num_ranks: int) -> list[Tensor]:
-    """What ZeRO 3 gives each rank: a piece of each flattened tensor, the last one padded."""
-    parts: list[list[Tensor]] = [[] for _ in range(num_ranks)]
-    for tensor in tensors.values():
-        flat = tensor.flatten()
-        length = -(-len(flat) // num_ranks)
-        padded = torch.cat([flat, torch.full((length * num_ranks - len(flat),), 99.0)])
-        for part, piece in zip(parts, padded.split(length), strict=True):
-            part.append(piece)
-    return [torch.cat(part) for part in parts]
+OLD = pytest.mark.parametrize(("stage", "num_ranks"), [(0, 1), (1, 1), (1, 3), (2, 2), (3, 1), (3, 2), (3, 3)])
 
 
 @given(SHAPES, st.integers(1, 5))
 def test_partitions_are_joined(shapes: dict[str, list[int]], num_ranks: int) -> None:
     tensors = {name: torch.randn(shape) for name, shape in shapes.items()}
-    joined = _join_partitions(partition(tensors, num_ranks), {name: tensor.shape for name, tensor in tensors.items()})
+    joined = join_pieces(partition(tensors, num_ranks), {name: tensor.shape for name, tensor in tensors.items()})
     assert joined.keys() == tensors.keys()
     assert all(torch.equal(joined[name], tensor) for name, tensor in tensors.items())
 
 
 def test_partitions_of_another_model_are_refused() -> None:
     with pytest.raises(ValueError, match="expected 5"):
-        _join_partitions([torch.zeros(4)], {"w": torch.Size([5])})
+        join_pieces([torch.zeros(4)], {"w": torch.Size([5])})
 
 
-def write_checkpoint(folder: Path, stage: int, num_ranks: int, **changes: Any) -> dict[str, Tensor]:
-    """A checkpoint as a run leaves it, with the files that DeepSpeed writes for the stage; returns its weights."""
+def tiny_run() -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Returns weights and configuration of a run."""
     model = tiny_model("w2v_cmsc", num_leads=2)
-    weights = model.state_dict()
     objective = objective_section(
         "w2v_cmsc", {"w2v": {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}}
     )
-    (folder / "deepspeed").mkdir(parents=True)
-    if stage < 3:
-        torch.save(
-            {"module": weights, "optimizer": None, "buffer_names": []}, folder / "deepspeed" / "mp_rank_00_model_states.pt"
-        )
-    else:
-        _write_partitions(folder / "deepspeed", weights, num_ranks)
-    info = CheckpointInfo(
-        format_version=FORMAT_VERSION,
-        step=7,
-        loader={"fingerprint": "abc"},
-        config={"leads": 2, "model": model.encoder.options.model_dump(), "objective": objective},
-        world_size=num_ranks,
-        zero_stage=stage,
-        shapes={name: list(tensor.shape) for name, tensor in weights.items()},
-        versions={"torch": "2"},
-        files={
-            str(path.relative_to(folder)): FileDescription(path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
-            for path in sorted((folder / "deepspeed").iterdir())
-        },
-    )
-    (folder / "checkpoint.json").write_text(json.dumps(asdict(info) | changes))
+    config = {
+        "leads": 2,
+        "model": model.encoder.options.model_dump(exclude={"num_leads"}),
+        "objective": objective,
+        "optimizer": {},
+    }
+    return model.state_dict(), config
+
+
+def write_old(folder: Path, stage: int, num_ranks: int, **changes: Any) -> dict[str, Tensor]:
+    """Writes a checkpoint as an older release did; returns its weights."""
+    weights, config = tiny_run()
+    write_old_checkpoint(folder, weights, stage, num_ranks, **{"config": config, **changes})
     return weights
 
 
-class MemberByName:
-    """Pickles as a member of an enumeration does in Python 3.11.0 to 3.11.3."""
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return getattr, (ZeroStageEnum, "weights")
-
-
-def _write_partitions(folder: Path, weights: dict[str, Tensor], num_ranks: int) -> None:
-    shapes = [{name: tensor.shape for name, tensor in weights.items()}]
-    for rank, part in enumerate(partition(weights, num_ranks)):
-        states = {"module": {name: torch.zeros(0) for name in weights}, "param_shapes": shapes, "buffer_names": []}
-        torch.save(states, folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
-        groups = list(part.split(1000)) if rank == 0 else [part]
-        objects = {"zero_stage": ZeroStageEnum.weights, "in Python 3.11.2": MemberByName()}
-        optimizer = {"optimizer_state_dict": {"fp32_flat_groups": groups, "partition_count": num_ranks, **objects}}
-        torch.save(optimizer, folder / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
+def write_new(folder: Path, **changes: Any) -> dict[str, Tensor]:
+    """Writes a checkpoint in the current format; returns its weights."""
+    weights, config = tiny_run()
+    info = CheckpointInfo(
+        format_version=FORMAT_VERSION, step=7, loader={"fingerprint": "abc", "cursor": 28}, config=config, world_size=1,
+        zero_stage=1, shapes={name: list(weight.shape) for name, weight in weights.items()}, versions={"torch": "2"},
+    )  # fmt: skip
+    slices = [ParameterSlice(n, 0, w.flatten(), {k: m.flatten() for k, m in moments_of(w).items()}) for n, w in weights.items()]
+    write_checkpoint(folder, info, slices)
+    content = json.loads((folder / "checkpoint.json").read_text())
+    (folder / "checkpoint.json").write_text(json.dumps(content | changes))
+    return weights
 
 
-@pytest.mark.parametrize(("stage", "num_ranks"), [(0, 1), (2, 2), (3, 1), (3, 2), (3, 3)])
-def test_gives_the_weights_of_the_run(tmp_path: Path, stage: int, num_ranks: int) -> None:
-    weights = write_checkpoint(tmp_path / "step-00000007", stage, num_ranks)
+def test_gives_the_weights_of_the_run(tmp_path: Path) -> None:
+    check_model(tmp_path, write_new(tmp_path / "step-00000007"))
+
+
+@OLD
+def test_gives_the_weights_of_an_older_releases_run(tmp_path: Path, stage: int, num_ranks: int) -> None:
+    check_model(tmp_path, write_old(tmp_path / "step-00000007", stage, num_ranks))
+
+
+def check_model(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     import_checkpoint(tmp_path / "step-00000007", tmp_path / "model")
     model, tensors = load_tensors(tmp_path / "model")
     assert tensors.keys() == weights.keys()
@@ -112,6 +96,66 @@ def test_gives_the_weights_of_the_run(tmp_path: Path, stage: int, num_ranks: int
     assert model.config.leads == ("I", "II")
     assert model.config.provenance["step"] == 7
     assert model.embed(torch.zeros(1, 2, 160)).shape == (1, 32)
+
+
+@OLD
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_older_checkpoint_is_converted(tmp_path: Path, stage: int, num_ranks: int, version: int) -> None:
+    old, new = tmp_path / "old", tmp_path / "step-00000007"
+    changes = {"valid_loss": 0.25, "best_valid_loss": 0.125} if version == 1 else {}
+    weights = write_old(old, stage, num_ranks, format_version=version, **changes)
+    convert_checkpoint(old, new)
+    info = read_checkpoint(new)
+    assert (info.step, info.score, info.best_score, info.num_updates) == (7, 0.25, 0.125, NUM_UPDATES)
+    assert (info.loader["cursor"], info.world_size) == (28, 1)
+    read = read_weights(new, info)
+    assert read.keys() == weights.keys()
+    for name, weight in weights.items():
+        assert torch.equal(read[name], weight)
+        piece = ParameterSlice(name, 0, torch.zeros(weight.numel()), {key: torch.zeros(weight.numel()) for key in MOMENTS})
+        read_slices(new, info.parts, [piece])
+        assert all(torch.equal(piece.moments[key], moment.flatten()) for key, moment in moments_of(weight).items())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["old", "step-00000007"]
+
+
+def test_optimizer_states_are_found_by_their_parameter_groups(tmp_path: Path) -> None:
+    weights = {"a.weight": torch.tensor([1.0]), "a.bias": torch.tensor([2.0]), "b.weight": torch.tensor([3.0])}
+    config = {"optimizer": {"groups": [{"match": "*.bias", "weight_decay": 0}]}}
+    in_order_of_groups = {name: weights[name] for name in ("a.bias", "a.weight", "b.weight")}
+    write_old_checkpoint(tmp_path / "old", in_order_of_groups, 0, 1, config, shapes={name: [1] for name in weights})
+    convert_checkpoint(tmp_path / "old", tmp_path / "new")
+    for name, weight in weights.items():
+        piece = ParameterSlice(name, 0, torch.zeros(1), {key: torch.zeros(1) for key in MOMENTS})
+        read_slices(tmp_path / "new", read_checkpoint(tmp_path / "new").parts, [piece])
+        assert piece.moments == moments_of(weight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"files": {}}, "is not listed among its files"),
+        ({"files": None}, "files"),
+        ({"world_size": 3}, "is not listed among its files"),
+        ({"world_size": 10**400}, "world_size"),
+        ({"shapes": {"a": [2]}}, "not those of a DeepSpeed checkpoint"),
+        ({"format_version": 3}, "only versions 1 and 2 are converted"),
+        ({"step": -1}, "step"),
+        ({"config": {}}, "not those of a DeepSpeed checkpoint"),
+    ],
+)
+def test_a_damaged_older_checkpoint_is_not_converted(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
+    write_old(tmp_path / "step", 0 if "config" in changes else 2, 2, **changes)
+    with pytest.raises(UserError, match=word) as error:
+        convert_checkpoint(tmp_path / "step", tmp_path / "model")
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step"]
+
+
+def test_an_existing_folder_is_not_overwritten(tmp_path: Path) -> None:
+    write_old(tmp_path / "old", 0, 1)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(UserError, match="already exists"):
+        convert_checkpoint(tmp_path / "old", tmp_path / "new")
 
 
 def refused(tmp_path: Path) -> str:
@@ -123,10 +167,10 @@ def refused(tmp_path: Path) -> str:
 
 
 def test_an_older_checkpoint_names_the_leads_among_the_data(tmp_path: Path) -> None:
-    weights = write_checkpoint(tmp_path / "new", 0, 1)
+    weights = write_old(tmp_path / "new", 0, 1)
     config = json.loads((tmp_path / "new" / "checkpoint.json").read_text())["config"]
     older = {"data": {"leads": 2}, "model": config["model"] | {"num_leads": 2}, "objective": config["objective"]}
-    write_checkpoint(tmp_path / "step", 0, 1, config=older)
+    write_old(tmp_path / "step", 0, 1, config=older)
     import_checkpoint(tmp_path / "step", tmp_path / "model")
     model, tensors = load_tensors(tmp_path / "model")
     assert model.config.leads == ("I", "II")
@@ -134,7 +178,7 @@ def test_an_older_checkpoint_names_the_leads_among_the_data(tmp_path: Path) -> N
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step", 3, 2)
+    write_old(tmp_path / "step", 3, 2)
     file = tmp_path / "step" / "deepspeed" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
@@ -158,13 +202,13 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_configuration_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1, **changes)
+    write_new(tmp_path / "step", **changes)
     assert word in refused(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{}", "3", '{"format_version": 1}'])
 def test_a_damaged_description_is_refused(tmp_path: Path, content: str) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1)
+    write_new(tmp_path / "step")
     (tmp_path / "step" / "checkpoint.json").write_text(content)
     assert "checkpoint.json" in refused(tmp_path)
 
@@ -175,33 +219,37 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [{}, [], {"module": None}, torch.zeros(2)])
 def test_files_of_something_else_are_refused(tmp_path: Path, content: object) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1, files={})
-    torch.save(content, tmp_path / "step" / "deepspeed" / "mp_rank_00_model_states.pt")
+    write_old(tmp_path / "step", 0, 1)
+    replace_file(tmp_path / "step", MODEL_FILE, content)
     assert "DeepSpeed" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("weight", [3, None, torch.arange(2), torch.zeros(2, device="meta")])
 def test_what_is_no_weight_is_refused(tmp_path: Path, weight: object) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1, files={})
-    torch.save({"module": {"w": weight}}, tmp_path / "step" / "deepspeed" / "mp_rank_00_model_states.pt")
+    write_old(tmp_path / "step", 0, 1)
+    replace_file(tmp_path / "step", MODEL_FILE, {"module": {"w": weight}})
     assert "module.w is not a plain" in refused(tmp_path)
 
 
-def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1, files={})
-    trace = tmp_path / "was_run"
+@pytest.mark.parametrize("convert", [import_checkpoint, convert_checkpoint])
+@pytest.mark.parametrize("stage", [0, 1, 3])
+def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, convert: Callable[[Path, Path], object], stage: int) -> None:
+    step, trace = tmp_path / "step", tmp_path / "was_run"
+    write_old(step, stage, 1)
 
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[Path]]:
             return Path.touch, (trace,)
 
-    torch.save({"module": Bomb()}, tmp_path / "step" / "deepspeed" / "mp_rank_00_model_states.pt")
-    assert "could run code" in refused(tmp_path)
+    for file in sorted((step / "deepspeed").iterdir()):
+        replace_file(step, f"deepspeed/{file.name}", {"module": Bomb(), "optimizer_state_dict": Bomb(), "optimizer": Bomb()})
+    with pytest.raises(UserError, match="could run code"):
+        convert(step, tmp_path / "out")
     assert not trace.exists()
 
 
 def test_the_folder_is_one_that_loads_anywhere(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "step", 0, 1)
+    write_new(tmp_path / "step")
     import_checkpoint(tmp_path / "step", tmp_path / "model")
     assert str(tmp_path) not in (tmp_path / "model" / "config.json").read_text()
     engine.models.load(tmp_path / "model")

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from engine.config import PretrainConfig, load_config
 from engine.training.builders import _make_state
-from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 
 PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 CHECKPOINT = CheckpointInfo(

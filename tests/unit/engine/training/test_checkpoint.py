@@ -2,40 +2,54 @@
 
 import json
 import math
+import os
+import pickle
+import resource
 import shutil
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from random import Random
+from tempfile import TemporaryDirectory
 from typing import cast
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import nn
 
-from engine.config import PretrainConfig, load_config
 from engine.options import UserError
-from engine.training.checkpoint import FORMAT_VERSION, CheckpointInfo, Checkpoints, check_matches
+from engine.training.checkpoint import Checkpoints, read_weights
+from engine.training.checkpoint_files import MOMENTS, ParameterSlice, Part, describe_file, read_slices, write_part
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo, check_matches
 from engine.training.deepspeed_backend import DeepSpeedBackend, parameter_shapes
 from engine.training.distributed import Ranks
 
-PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
+WEIGHTS, OPTIMIZER = "weights-00000.safetensors", "optimizer-00000.safetensors"
 
 
-class FileBackend:
-    """Stands in for the DeepSpeed backend: writes two files where it would."""
+class SliceBackend:
+    """Stands in for the DeepSpeed backend: holds one parameter and its optimizer state."""
 
-    def __init__(self, fail: bool = False) -> None:
-        self.fail = fail
+    def __init__(self) -> None:
+        self.slice = ParameterSlice("weight", 0, torch.arange(6.0), {key: torch.full((6,), 0.5) for key in MOMENTS})
+        self.updates = 9
 
-    def save(self, folder: Path) -> None:
-        (folder / "deepspeed").mkdir()
-        (folder / "deepspeed" / "model.pt").write_bytes(b"weights" * 100)
-        if self.fail:
-            raise OSError(28, "No space left on device")
-        (folder / "deepspeed" / "optimizer.pt").write_bytes(b"moments" * 100)
+    def owned_slices(self) -> list[ParameterSlice]:
+        return [self.slice]
+
+    def num_updates(self) -> int:
+        return self.updates
+
+    def load(self, read: Callable[[list[ParameterSlice]], None], num_updates: int) -> None:
+        read([self.slice])
+        self.updates = num_updates
 
 
-def file_backend(fail: bool = False) -> DeepSpeedBackend:
-    return cast("DeepSpeedBackend", FileBackend(fail))
+def backend() -> DeepSpeedBackend:
+    return cast("DeepSpeedBackend", SliceBackend())
 
 
 @pytest.fixture
@@ -61,12 +75,30 @@ def steps(checkpoints: Checkpoints) -> list[int]:
 
 
 def test_a_saved_checkpoint_is_read_back(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(file_backend(), info(7))
+    path = checkpoints.save(backend(), info(7))
     found = checkpoints.newest()
     assert found is not None
     assert found[0] == path
-    assert replace(found[1], files={}) == info(7)
-    assert set(found[1].files) == {"deepspeed/model.pt", "deepspeed/optimizer.pt"}
+    assert replace(found[1], parts=[], files={}, num_updates=0) == info(7)
+    assert set(found[1].files) == {WEIGHTS, OPTIMIZER}
+    assert found[1].parts == [{"weight": (0, 6)}]
+
+    other = SliceBackend()
+    other.slice.weight.zero_()
+    other.slice.moments["exp_avg_sq"].zero_()
+    other.updates = 0
+    checkpoints.load(*found, cast("DeepSpeedBackend", other))
+    assert torch.equal(other.slice.weight, torch.arange(6.0))
+    assert torch.equal(other.slice.moments["exp_avg_sq"], torch.full((6,), 0.5))
+    assert other.updates == 9
+    assert torch.equal(read_weights(*found)["weight"], torch.arange(6.0).view(2, 3))
+
+
+def test_the_files_are_what_safetensors_reads(checkpoints: Checkpoints) -> None:
+    path = checkpoints.save(backend(), info(7))
+    assert torch.equal(load_file(path / WEIGHTS)["weight"], torch.arange(6.0))
+    assert set(load_file(path / OPTIMIZER)) == {"weight.exp_avg", "weight.exp_avg_sq"}
+    assert sorted(file.name for file in path.iterdir()) == ["checkpoint.json", OPTIMIZER, WEIGHTS]
 
 
 def test_an_empty_folder_has_no_newest_checkpoint(checkpoints: Checkpoints) -> None:
@@ -75,18 +107,15 @@ def test_an_empty_folder_has_no_newest_checkpoint(checkpoints: Checkpoints) -> N
 
 def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
-        checkpoints.save(file_backend(), info(step, loss))
+        checkpoints.save(backend(), info(step, loss))
     assert steps(checkpoints) == [2, 4, 5]
 
 
-@pytest.mark.parametrize(
-    "damage",
-    ["truncated", "changed", "removed", "no description", "broken description", "other fields", "invalid file description"],
-)
+@pytest.mark.parametrize("damage", ["truncated", "changed", "removed", "a folder", "no description"])
 def test_a_damaged_checkpoint_is_skipped(checkpoints: Checkpoints, damage: str) -> None:
-    checkpoints.save(file_backend(), info(1))
-    path = checkpoints.save(file_backend(), info(2))
-    victim = path / "deepspeed" / "optimizer.pt"
+    checkpoints.save(backend(), info(1))
+    path = checkpoints.save(backend(), info(2))
+    victim = path / OPTIMIZER
     match damage:
         case "truncated":
             victim.write_bytes(victim.read_bytes()[:-1])
@@ -94,29 +123,150 @@ def test_a_damaged_checkpoint_is_skipped(checkpoints: Checkpoints, damage: str) 
             victim.write_bytes(b"X" + victim.read_bytes()[1:])
         case "removed":
             victim.unlink()
+        case "a folder":
+            victim.unlink()
+            victim.mkdir()
         case "no description":
             (path / "checkpoint.json").unlink()
-        case "broken description":
-            (path / "checkpoint.json").write_text("{")
-        case "other fields":
-            (path / "checkpoint.json").write_text(json.dumps({"format_version": FORMAT_VERSION, "steps": 2}))
-        case "invalid file description":
-            content = json.loads((path / "checkpoint.json").read_text())
-            (path / "checkpoint.json").write_text(json.dumps({**content, "files": {"deepspeed/optimizer.pt": 3}}))
     with pytest.warns(UserWarning, match="skipped"):
         found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 1
 
 
+HASH = "0" * 64
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"step": -1}, "step: input should be greater"),
+        ({"step": HUGE}, "step: "),
+        ({"step": 10**8}, "step: input should be less"),
+        ({"step": 3}, "it is of step 3"),
+        ({"step": True}, "step: input should be a valid integer"),
+        ({"step": None}, "step: "),
+        ({"num_updates": -1}, "num_updates"),
+        ({"loader": {}}, "loader.cursor"),
+        ({"loader": {"cursor": -16}}, "loader.cursor"),
+        ({"loader": {"cursor": HUGE}}, "loader.cursor"),
+        ({"loader": {"cursor": 1.0}}, "loader.cursor"),
+        ({"loader": []}, "loader: "),
+        ({"config": 3}, "config: "),
+        ({"score": "x"}, "score: "),
+        ({"score": HUGE}, "score: "),
+        ({"world_size": 2}, "1 parts, but 2 ranks"),
+        ({"world_size": 0}, "1 parts, but 0 ranks"),
+        ({"files": {}}, "files: 'optimizer-00000"),
+        ({"files": None}, "files: "),
+        ({"files": {"weights-00000.safetensors": {"size": 1, "sha256": HASH}}}, "files: 'optimizer-00000"),
+        ({"files": {"weights-00000.safetensors": 3}}, "files.weights-00000.safetensors"),
+        ({"files": {"../weights": {"size": 1, "sha256": HASH}}}, r"files: '../weights' is listed"),
+        ({"parts": []}, "0 parts"),
+        ({"parts": [{}]}, "slices of 'weight' do not cover it"),
+        ({"parts": [{"weight": [0, 5]}]}, "slices of 'weight' do not cover it"),
+        ({"parts": [{"weight": [1, 6]}]}, "slices of 'weight' do not cover it"),
+        ({"parts": [{"weight": [0, 7]}]}, "slices of 'weight' do not cover it"),
+        ({"parts": [{"weight": [-1, 6]}]}, "parts.0.weight"),
+        ({"parts": [{"weight": [0, 6], "a\nb": [0, 6]}]}, "'a.nb' is not in shapes"),
+        ({"shapes": {}}, "'weight' is not in shapes"),
+        ({"shapes": {"weight": [3, HUGE]}}, "shapes.weight.1"),
+        ({"shapes": {"weight": [2**39, 2**39]}, "parts": [{"weight": [0, 2**78]}]}, "too small for its slices"),
+        ({"frozen": ["bias"]}, "frozen"),
+        ({"format_version": "3"}, "format_version is not 3"),
+        ({"format_version": [3]}, "format_version is not 3"),
+        ({"format_version": -1}, "format_version is not 3"),
+    ],
+)
+def test_a_tampered_description_is_one_line(checkpoints: Checkpoints, changes: dict[str, object], reason: str) -> None:
+    path = checkpoints.save(backend(), info(2))
+    content = json.loads((path / "checkpoint.json").read_text()) | changes
+    (path / "checkpoint.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=reason) as error:
+        checkpoints.read(path)
+    assert "is damaged" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 10**5, '{"step": ' * 10**4, "\xff", "{}", '{"format_version": 3}'])
+def test_a_description_that_is_something_else_is_one_line(checkpoints: Checkpoints, text: str) -> None:
+    path = checkpoints.save(backend(), info(2))
+    (path / "checkpoint.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match="is damaged") as error:
+        checkpoints.read(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_fifo_in_place_of_a_file_is_damage(checkpoints: Checkpoints) -> None:
+    path = checkpoints.save(backend(), info(2))
+    for name in (OPTIMIZER, "checkpoint.json"):
+        (path / name).unlink()
+        os.mkfifo(path / name)
+        with pytest.raises(UserError, match=name):
+            checkpoints.read(path)
+
+
+@pytest.mark.parametrize(
+    "tensors",
+    [{}, {"weight": torch.zeros(2, 3)}, {"weight": torch.zeros(6, dtype=torch.int32)}, {"weight": torch.zeros(7)}],
+)
+def test_files_with_other_tensors_are_damage_although_their_hash_is_right(
+    checkpoints: Checkpoints, tensors: dict[str, torch.Tensor]
+) -> None:
+    path = checkpoints.save(backend(), info(2))
+    save_file(tensors | {"padding": torch.zeros(9)}, path / WEIGHTS)
+    rewrite_hashes(path)
+    with pytest.raises(UserError, match=f"{WEIGHTS}: is damaged"):
+        checkpoints.load(path, checkpoints.read(path), backend())
+
+
+def test_a_pickle_in_a_checkpoint_is_not_run(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    path = checkpoints.save(backend(), info(2))
+    trace = tmp_path / "was_run"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return Path.touch, (trace,)
+
+    for save in (lambda file: torch.save(Bomb(), file), lambda file: file.write_bytes(pickle.dumps(Bomb()) * 10)):
+        for name in (WEIGHTS, OPTIMIZER):
+            save(path / name)
+        rewrite_hashes(path)
+        with pytest.raises(UserError, match="is damaged"):
+            checkpoints.load(path, checkpoints.read(path), backend())
+    assert not trace.exists()
+
+
+def rewrite_hashes(path: Path) -> None:
+    content = json.loads((path / "checkpoint.json").read_text())
+    content["files"] = {name: asdict(describe_file(path / name)) for name in content["files"]}
+    (path / "checkpoint.json").write_text(json.dumps(content))
+
+
+def test_foreign_folders_among_the_checkpoints_are_ignored(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.save(backend(), info(1))
+    for name in ("step-latest", "step-00000009.bak", "step-1e9", "notes"):
+        (checkpoints.folder / name).mkdir()
+    (checkpoints.folder / "step-00000008").write_text("")
+    (checkpoints.folder / "step-00000007").symlink_to(tmp_path)
+    with pytest.warns(UserWarning, match="ignored") as warnings:
+        found = checkpoints.newest()
+    assert len(warnings) == 6
+    assert found is not None
+    assert found[1].step == 1
+    with pytest.warns(UserWarning, match="ignored"):
+        assert checkpoints.last_step() == 1
+
+
 def test_a_skipped_damaged_checkpoint_does_not_displace_intact_ones(tmp_path: Path, ranks: Ranks) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", ranks, keep_last=1, keep_best=None)
-    checkpoints.save(file_backend(), info(10))
+    checkpoints.save(backend(), info(10))
     shutil.copytree(checkpoints.folder / "step-00000010", tmp_path / "earlier")
-    path = checkpoints.save(file_backend(), info(20))
-    (path / "deepspeed" / "model.pt").write_bytes(b"")
+    path = checkpoints.save(backend(), info(20))
+    (path / WEIGHTS).write_bytes(b"")
     (tmp_path / "earlier").rename(checkpoints.folder / "step-00000010")
-    checkpoints.save(file_backend(), info(14))
+    checkpoints.save(backend(), info(14))
     assert steps(checkpoints) == [14, 20]
     with pytest.warns(UserWarning, match="skipped"):
         found = checkpoints.newest()
@@ -126,81 +276,99 @@ def test_a_skipped_damaged_checkpoint_does_not_displace_intact_ones(tmp_path: Pa
 
 def test_a_nan_score_is_never_the_best(checkpoints: Checkpoints) -> None:
     for step, loss in ((1, math.nan), (2, 1.0), (3, 2.0), (4, 3.0)):
-        checkpoints.save(file_backend(), info(step, loss))
+        checkpoints.save(backend(), info(step, loss))
     assert steps(checkpoints) == [2, 3, 4]
 
 
 def test_leftovers_of_a_killed_run_are_removed(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(file_backend(), info(1))
+    path = checkpoints.save(backend(), info(1))
     shutil.copytree(path, checkpoints.folder / ".partial-step-00000002")
     assert checkpoints.newest() is not None
     assert steps(checkpoints) == [1]
 
 
 def test_a_full_disk_is_one_line_and_leaves_earlier_checkpoints_alone(checkpoints: Checkpoints) -> None:
-    checkpoints.save(file_backend(), info(1))
-    with pytest.raises(UserError, match="No space left on device"):
-        checkpoints.save(file_backend(fail=True), info(2))
+    checkpoints.save(backend(), info(1))
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, previous[1]))
+    try:
+        with pytest.raises(UserError, match=r"File too large.*; earlier checkpoints are intact"):
+            checkpoints.save(backend(), info(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
     found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 1
 
 
-def test_a_newer_format_is_refused(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(file_backend(), info(1))
+@pytest.mark.parametrize(
+    ("version", "remedy"),
+    [(1, r"run 'python engine/convert.py checkpoint \S+step-00000002 NEW'"), (2, "convert.py"), (4, "use the release that")],
+)
+def test_another_format_version_is_refused_and_never_passed_over(checkpoints: Checkpoints, version: int, remedy: str) -> None:
+    checkpoints.save(backend(), info(1))
+    path = checkpoints.save(backend(), info(2))
     content = json.loads((path / "checkpoint.json").read_text())
-    (path / "checkpoint.json").write_text(json.dumps({**content, "format_version": FORMAT_VERSION + 1}))
-    with pytest.raises(UserError, match="format version 3"):
+    (path / "checkpoint.json").write_text(json.dumps({**content, "format_version": version}))
+    with pytest.raises(UserError, match=remedy):
+        checkpoints.newest()
+    with pytest.raises(UserError, match=f"format version {version}"):
         checkpoints.read(path)
-
-
-def test_version_1_is_read_with_its_validation_loss_as_the_score(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(file_backend(), info(1, 0.25))
-    content = json.loads((path / "checkpoint.json").read_text())
-    content |= {"format_version": 1, "valid_loss": content.pop("score"), "best_valid_loss": 0.125}
-    del content["best_score"]
-    (path / "checkpoint.json").write_text(json.dumps(content))
-    read = checkpoints.read(path)
-    assert (read.score, read.best_score) == (0.25, 0.125)
 
 
 def test_the_highest_score_is_kept_where_higher_is_better(tmp_path: Path, ranks: Ranks) -> None:
     checkpoints = Checkpoints(tmp_path / "checkpoints", ranks, keep_last=1, keep_best="max")
     for step, score in ((1, 0.5), (2, 0.9), (3, 0.7), (4, None)):
-        checkpoints.save(file_backend(), info(step, score))
+        checkpoints.save(backend(), info(step, score))
     assert steps(checkpoints) == [2, 4]
-
-
-def run_config(stage: int, *overrides: str) -> PretrainConfig:
-    return load_config(PretrainConfig, [PAPER], [f"zero.stage={stage}", *overrides])
 
 
 def test_another_model_is_refused_by_its_shapes() -> None:
     model = nn.Linear(4, 2, bias=False)
     assert parameter_shapes(model) == {"weight": [2, 4]}
     with pytest.raises(UserError, match=r"weight is \[2, 3\] there and \[2, 4\]"):
-        check_matches(Path("x"), info(1), model, run_config(1), world_size=1)
+        check_matches(Path("x"), info(1), model)
 
 
-def test_other_parameter_groups_are_refused() -> None:
-    config = run_config(1, "optimizer.groups=[{match: weight, weight_decay: 0}]")
-    with pytest.raises(UserError, match=r"other parameter groups \(none\)"):
-        check_matches(Path("x"), info(1), nn.Linear(3, 2, bias=False), config, world_size=1)
-
-
-@pytest.mark.parametrize(("world_size", "stage", "fits"), [(1, 1, True), (2, 1, False), (1, 2, False), (1, 0, False)])
-def test_another_number_of_ranks_or_stage_is_refused(world_size: int, stage: int, fits: bool) -> None:
+def test_other_frozen_parameters_are_refused() -> None:
     model = nn.Linear(3, 2, bias=False)
-    if fits:
-        check_matches(Path("x"), info(1), model, run_config(stage), world_size)
-    else:
-        with pytest.raises(UserError, match=r"1 ranks with zero.stage=1"):
-            check_matches(Path("x"), info(1), model, run_config(stage), world_size)
+    check_matches(Path("x"), info(1), model)
+    model.weight.requires_grad = False
+    with pytest.raises(UserError, match="weight is frozen either there or"):
+        check_matches(Path("x"), info(1), model)
+    check_matches(Path("x"), replace(info(1), frozen=["weight"]), model)
 
 
-def test_any_number_of_ranks_can_resume_without_zero() -> None:
-    unpartitioned = replace(info(1), zero_stage=0, world_size=4)
-    check_matches(Path("x"), unpartitioned, nn.Linear(3, 2, bias=False), run_config(0), world_size=1)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 5), st.integers(1, 5), st.randoms())
+def test_any_slices_are_read_from_any_parts(sizes: list[int], num_parts: int, num_readers: int, random: Random) -> None:
+    whole = [
+        ParameterSlice(str(number), 0, torch.rand(size), {key: torch.rand(size) for key in MOMENTS})
+        for number, size in enumerate(sizes)
+    ]
+
+    def cut(num_ranks: int) -> list[list[ParameterSlice]]:
+        ranks: list[list[ParameterSlice]] = [[] for _ in range(num_ranks)]
+        for piece in whole:
+            ends = sorted(random.randint(0, piece.stop) for _ in range(num_ranks - 1))
+            for rank, start, stop in zip(ranks, [0, *ends], [*ends, piece.stop], strict=True):
+                rank.append(piece.cut(start, stop))
+        return ranks
+
+    with TemporaryDirectory() as folder:
+        parts: list[Part] = []
+        for rank, slices in enumerate(cut(num_parts)):
+            files = write_part(Path(folder), rank, slices)
+            assert files == {name: describe_file(Path(folder) / name) for name in files}
+            parts.append({piece.name: (piece.start, piece.stop) for piece in slices})
+        for expected in cut(num_readers):
+            wanted = [
+                ParameterSlice(name, start, weight * 0, {key: moment * 0 for key, moment in moments.items()})
+                for name, start, weight, moments in expected
+            ]
+            read_slices(Path(folder), parts, wanted)
+            for piece, read in zip(expected, wanted, strict=True):
+                assert torch.equal(read.weight, piece.weight)
+                assert all(torch.equal(read.moments[key], piece.moments[key]) for key in MOMENTS)
 
 
 def test_an_os_error_on_the_main_rank_is_raised_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:

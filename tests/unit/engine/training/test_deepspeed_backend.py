@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from engine.config import PretrainConfig, load_config
 from engine.models.transformer import SelfAttention
 from engine.options import UserError
 from engine.tasks import PretrainingTask
+from engine.training.checkpoint_files import ParameterSlice
 from engine.training.deepspeed_backend import DeepSpeedBackend, deepspeed_config
 from engine.training.distributed import Ranks
 
@@ -41,15 +42,13 @@ MakeBackend = Callable[[torch.nn.Module, PretrainConfig], DeepSpeedBackend]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
-def test_a_resumed_run_uses_its_own_options_instead_of_the_checkpoints(
-    tmp_path: Path, make_backend: MakeBackend, stage: int
-) -> None:
-    overrides = [f"zero.stage={stage}", "train.batch_size=1", "optimizer.groups=[{match: bias, weight_decay: 0.1}]"]
-    make_backend(torch.nn.Linear(4, 3), load(*overrides)).save(tmp_path)
+def test_a_resumed_run_uses_its_own_options_instead_of_the_checkpoints(make_backend: MakeBackend, stage: int) -> None:
+    overrides = [f"zero.stage={stage}", "train.batch_size=1"]
+    saved = make_backend(torch.nn.Linear(4, 3), load(*overrides)).owned_slices()
     changed = ["optimizer.betas=[0.8, 0.9]", "optimizer.eps=1e-4", "optimizer.weight_decay=0.3", "train.gradient_clipping=0.5"]
     groups = "optimizer.groups=[{match: bias, weight_decay: 0.2, learning_rate_scale: 3}]"
     backend = make_backend(torch.nn.Linear(4, 3), load(*overrides, *changed, groups))
-    backend.load(tmp_path)
+    backend.load(lambda slices: copy_slices(saved, slices), 0)
     backend.set_learning_rate(0.5)
     groups_now = backend.model.optimizer.param_groups
     assert [(group["betas"], group["eps"]) for group in groups_now] == [((0.8, 0.9), 1e-4)] * 2
@@ -57,6 +56,51 @@ def test_a_resumed_run_uses_its_own_options_instead_of_the_checkpoints(
     assert backend.model.gradient_clipping() == 0.5
     if stage:
         assert backend.model.optimizer.clip_grad == 0.5
+
+
+def copy_slices(source: Sequence[ParameterSlice], target: Sequence[ParameterSlice]) -> None:
+    """Copies whole parameters, as one rank holds them."""
+    by_name = {piece.name: piece for piece in source}
+    for name, start, weight, moments in target:
+        assert start == 0
+        weight.copy_(by_name[name].weight)
+        for key, moment in moments.items():
+            moment.copy_(by_name[name].moments[key])
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_loaded_model_continues_bitwise(make_backend: MakeBackend, stage: int, frozen: bool) -> None:
+    def make() -> DeepSpeedBackend:
+        model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 3, bias=False))
+        model[0].requires_grad_(not frozen)
+        # One parameter stays whole at ZeRO 3, the others are partitioned.
+        words = (
+            f"zero.stage={stage}",
+            "train.batch_size=1",
+            "zero.param_persistence_threshold=4",
+            "optimizer.learning_rate=0.1",
+        )
+        return make_backend(model, load(*words))
+
+    def train(backend: DeepSpeedBackend) -> list[float]:
+        losses = []
+        for _ in range(2):
+            loss = backend.model(torch.ones(2, 4)).square().mean()
+            backend.backward(loss)
+            backend.step()
+            losses.append(loss.item())
+        return losses
+
+    first, second = make(), make()
+    train(first)
+    with torch.no_grad():
+        saved = [ParameterSlice(n, s, w.clone(), {k: m.clone() for k, m in ms.items()}) for n, s, w, ms in first.owned_slices()]
+    assert {p.name: bool(p.moments) for p in saved} == {"0.weight": not frozen, "0.bias": not frozen, "1.weight": True}
+    assert first.num_updates() == 2
+    second.load(lambda slices: copy_slices(saved, slices), 2)
+    assert second.num_updates() == 2
+    assert train(second) == train(first)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])

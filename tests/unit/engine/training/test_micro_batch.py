@@ -18,7 +18,7 @@ from engine.config import PretrainConfig, load_config
 from engine.options import UserError
 from engine.tasks import PretrainingTask
 from engine.training import micro_batch
-from engine.training.checkpoint import CheckpointInfo
+from engine.training.checkpoint_info import CheckpointInfo
 from engine.training.distributed import Ranks
 from engine.training.micro_batch import count_bytes, divisors, resolve_micro_batch_size
 
@@ -110,9 +110,24 @@ def test_a_resumed_run_keeps_its_micro_batches(monkeypatch: pytest.MonkeyPatch) 
     assert resolve(config, simulated_ranks(2), before) == 4
     whole = configure("train.batch_size=64", "train.micro_batch_size=null").to_mapping()
     assert resolve(config, simulated_ranks(2), replace(before, config=whole)) == 32
-    # Ranks with another share of the batch do not keep their micro-batches.
-    assert resolve(config, simulated_ranks(1), before) == 64
+    # Another number of ranks processes as many samples at a time, if they fit.
+    assert resolve(config, simulated_ranks(1), before) == 8
+    assert resolve(config, simulated_ranks(8), before) == 1
+    assert resolve(config, simulated_ranks(16), before) == 4, "8 samples cannot be shared by 16 ranks"
     assert resolve(configure("train.batch_size=128"), simulated_ranks(2), before) == 64
+    limit_memory(monkeypatch, 5)
+    assert resolve(config, simulated_ranks(1), before) == 4
+
+
+@pytest.mark.parametrize(
+    "train", [None, [], {}, {"batch_size": 64, "micro_batch_size": "4"}, {"batch_size": 64, "micro_batch_size": 0}]
+)
+def test_a_checkpoint_with_an_invalid_batch_size_is_no_guide(monkeypatch: pytest.MonkeyPatch, train: object) -> None:
+    limit_memory(monkeypatch, 10_000)
+    before = CheckpointInfo(
+        format_version=3, step=5, loader={}, world_size=2, zero_stage=1, shapes={}, config={"train": train}
+    )  # fmt: skip
+    assert resolve(configure("train.batch_size=64"), simulated_ranks(2), before) == 32
 
 
 class TestCountBytes:

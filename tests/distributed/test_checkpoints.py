@@ -1,0 +1,122 @@
+"""Checkpoints between any number of ranks and any ZeRO stages."""
+
+import logging
+import os
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from distributed_helpers import run_ranks
+from pretraining_runs import TINY
+from tiny_model import random_batch
+
+from engine.config import PretrainConfig, load_config
+from engine.tasks import PretrainingTask
+from engine.training.checkpoint import Checkpoints
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
+from engine.training.deepspeed_backend import DeepSpeedBackend
+from engine.training.distributed import Ranks, _init_deepspeed
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+BATCH_SIZE = 4
+STAGES = (0, 1, 2, 3)
+# Some parameters are smaller than the threshold, others larger; neither sizes nor groups are multiples of the number of ranks.
+OPTIONS = [
+    *TINY,
+    "train.precision=fp32",
+    "model.dropout=0",
+    "model.attention_dropout=0",
+    "model.input_dropout=0",
+    "model.feature_dropout=0",
+    "zero.param_persistence_threshold=100",
+    "optimizer.learning_rate=1e-3",
+    "optimizer.groups=[{match: '*.bias', weight_decay: 0}]",
+]
+
+
+class Trial:
+    """Trains on the same global batches, whatever the number of ranks is."""
+
+    def __init__(self, ranks: Ranks, stage: int, folder: Path, step: int = 0) -> None:
+        self.ranks, self.step, self.folder = ranks, step, folder
+        overrides = [*OPTIONS, f"zero.stage={stage}", f"train.batch_size={BATCH_SIZE}"]
+        config = load_config(PretrainConfig, [QUICKSTART], overrides)
+        self.backend = DeepSpeedBackend(PretrainingTask(config).model, config, ranks)
+        if step:
+            found = self.checkpoints.newest()
+            assert found is not None
+            assert found[1].step == step
+            self.checkpoints.load(*found, self.backend)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.folder, self.ranks, keep_last=10, keep_best=None)
+
+    def train(self, num_steps: int) -> list[float]:
+        """Returns the losses of the next steps."""
+        share = BATCH_SIZE // self.ranks.world_size
+        row0 = self.ranks.rank * share
+        losses = []
+        for _ in range(num_steps):
+            segments, patient = random_batch(BATCH_SIZE, seed=self.step)
+            mine = slice(row0, row0 + share)
+            loss, _ = self.backend.model(segments[mine], patient[mine], torch.tensor(self.step), torch.tensor(row0))
+            self.backend.set_learning_rate(1e-3)
+            self.backend.backward(loss)
+            self.backend.step()
+            self.step += 1
+            losses.append(sum(self.ranks.gather(loss.item())) / self.ranks.world_size)
+        return losses
+
+    def save(self) -> None:
+        info = CheckpointInfo(
+            format_version=FORMAT_VERSION, step=self.step, loader={"cursor": 0}, config={}, world_size=self.ranks.world_size,
+            zero_stage=self.backend.stage, shapes=self.backend.shapes,
+        )  # fmt: skip
+        self.checkpoints.save(self.backend, info)
+
+
+def join_deepspeed(rank: int, world_size: int) -> Ranks:
+    """Makes DeepSpeed use the process group of :func:`run_ranks`."""
+    warnings.simplefilter("ignore")
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": str(rank)}
+    logging.disable(logging.WARNING)
+    _init_deepspeed(torch.device("cpu"), timedelta(minutes=5))
+    return Ranks(rank, world_size, torch.device("cpu"))
+
+
+def train_some(rank: int, world_size: int, stage: int, first: int, num_steps: int, folder: str) -> list[float]:
+    trial = Trial(join_deepspeed(rank, world_size), stage, Path(folder), first)
+    losses = trial.train(num_steps)
+    trial.save()
+    return losses
+
+
+def resume_every_pair(rank: int, world_size: int, folder: str) -> list[list[list[float]]]:
+    ranks = join_deepspeed(rank, world_size)
+    losses = []
+    for stage in STAGES:
+        trial = Trial(ranks, stage, Path(folder) / str(stage))
+        trial.train(2)
+        trial.save()
+        uninterrupted = trial.train(2)
+        resumed = [Trial(ranks, other, Path(folder) / str(stage), step=2).train(2) for other in STAGES]
+        losses.append([uninterrupted, *resumed])
+    return losses
+
+
+def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
+    uninterrupted: list[float] = run_ranks(train_some, 1, 1, 0, 0, 8, str(tmp_path / "whole"))[0]
+    losses: list[float] = []
+    for world_size, stage in ((1, 0), (2, 1), (4, 3), (1, 2)):
+        losses += run_ranks(train_some, world_size, world_size, stage, len(losses), 2, str(tmp_path / "parts"))[0]
+    assert losses == pytest.approx(uninterrupted, abs=1e-5)
+
+
+def test_a_run_goes_on_with_any_zero_stage(tmp_path: Path) -> None:
+    for stage, (uninterrupted, *resumed) in zip(STAGES, run_ranks(resume_every_pair, 2, 2, str(tmp_path))[0], strict=True):
+        assert resumed[stage] == uninterrupted, "bitwise with the same stage"
+        for losses in resumed:
+            assert losses == pytest.approx(uninterrupted, abs=1e-5)
