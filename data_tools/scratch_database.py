@@ -14,7 +14,7 @@ import duckdb
 import pyarrow as pa
 
 # A hundred million crops need no more; every thread takes its share.
-_MEMORY = "512MB"
+_MEMORY = "256MB"
 _MAX_THREADS = 4
 _BATCH_ROWS = 100_000
 

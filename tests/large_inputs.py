@@ -181,7 +181,7 @@ def memory_kb(field: str) -> int:
 
 
 def main() -> None:
-    """Does one step and prints ``{"peak_mb", "seconds"}``: the growth of memory over what it was before."""
+    """Runs one step and prints ``{"peak_mb", "seconds", "cpu_seconds"}``; the peak is the growth of memory during the step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("folder", type=Path, help="an empty one")
@@ -195,10 +195,11 @@ def main() -> None:
         data_tools.shards.tables.ROWS_PER_GROUP = arguments.rows_per_group
     run = STEPS[arguments.step](arguments.folder, arguments.crops)
     Path("/proc/self/clear_refs").write_text("5")  # the most there ever was begins anew
-    before, start = memory_kb("VmRSS"), time.perf_counter()
+    before, start, start_cpu = memory_kb("VmRSS"), time.perf_counter(), time.process_time()
     run()
-    seconds = time.perf_counter() - start
-    print(json.dumps({"peak_mb": (memory_kb("VmHWM") - before) / 1024, "seconds": seconds}))
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu
+    peak_mb = (memory_kb("VmHWM") - before) / 1024
+    print(json.dumps({"peak_mb": peak_mb, "seconds": seconds, "cpu_seconds": cpu_seconds}))
 
 
 if __name__ == "__main__":

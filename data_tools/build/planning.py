@@ -16,6 +16,8 @@ from data_tools.scratch_database import read_batches, scratch_database
 from data_tools.shards.manifest import SplitCounts
 from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num_valid_patients
 
+_CHUNKS_PER_BATCH = 100
+
 # Crops whose signal occurs earlier in the input, with the recording and patient of its first occurrence.
 _FIND_REPEATS = """
     CREATE TABLE repeats AS
@@ -102,7 +104,7 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float) -> Iterator
         The plan, which ends with the context.
     """
     with scratch_database(staging) as database:
-        schema = _to_batch(0, 0, np.empty(0, INDEX_DTYPE)).schema
+        schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
         database.execute("CREATE TABLE crops AS FROM staged")
         database.execute(_FIND_REPEATS)
@@ -115,17 +117,18 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float) -> Iterator
 
 
 def _read_indexes(staging: Path, num_chunks: int) -> Iterator[pa.RecordBatch]:
+    """Yields the rows of all indexes, with their chunk and their position among all crops."""
     position = 0
-    for chunk in range(num_chunks):
-        index = read_staged_index(staging, chunk)
-        yield _to_batch(chunk, position, index)
+    for start in range(0, num_chunks, _CHUNKS_PER_BATCH):
+        chunks = range(start, min(start + _CHUNKS_PER_BATCH, num_chunks))
+        indexes = [read_staged_index(staging, chunk) for chunk in chunks]
+        index = np.concatenate(indexes)
+        yield _to_batch(index, np.repeat(chunks, [len(part) for part in indexes]), position)
         position += len(index)
 
 
-def _to_batch(chunk: int, position: int, index: NDArray[np.void]) -> pa.RecordBatch:
-    """The rows of an index, with their chunk and their position among all crops."""
-    columns = {name: np.ascontiguousarray(index[name]) for name in index.dtype.names or ()}
-    signal = columns.pop("signal").view(np.uint64).reshape(-1, 2)
-    columns |= {"signal_low": signal[:, 0], "signal_high": signal[:, 1]}
-    columns |= {"chunk": np.full(len(index), chunk), "position": np.arange(position, position + len(index))}
-    return pa.record_batch(columns)
+def _to_batch(index: NDArray[np.void], chunk: NDArray[np.int64], position: int) -> pa.RecordBatch:
+    columns = {name: np.ascontiguousarray(index[name]) for name in INDEX_DTYPE.names or ()}
+    low, high = columns.pop("signal").view(np.uint64).reshape(-1, 2).T
+    positions = np.arange(position, position + len(index))
+    return pa.record_batch({**columns, "signal_low": low, "signal_high": high, "chunk": chunk, "position": positions})

@@ -41,10 +41,10 @@ class VerificationCache:
     def _read(self) -> dict[str, list[int]]:
         """Returns the recorded stamps; none if the file cannot be read, as it only saves time."""
         try:
-            content: dict[str, list[int]] = json.loads(self._file.read_text())
+            content = json.loads(self._file.read_text())
         except (OSError, ValueError):
             return {}
-        return content
+        return content if isinstance(content, dict) else {}
 
 
 def _stamp(path: Path) -> list[int]:

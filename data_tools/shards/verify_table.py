@@ -4,12 +4,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.manifest import SAMPLES_FILE, Manifest, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, open_samples, read_groups
 
+_SHARDS = """
+    SELECT split, shard, min(row), max(row), count(*)
+    FROM (SELECT split, shard, row_number() OVER () - 1 AS row FROM samples) GROUP BY ALL ORDER BY min(row)
+"""
 _REPEATED_KEYS = "SELECT count(*), min(key) FROM (SELECT key FROM samples GROUP BY key HAVING count(*) > 1)"
 # The columns of SplitCounts.
 _COUNTS = """
@@ -27,14 +30,14 @@ _SHARED_PATIENTS = """
 
 def is_in_order(path: Path, manifest: Manifest) -> bool:
     """Whether the rows of samples.parquet are those of the shards listed, in their order."""
-    num_rows = sum(map(len, read_groups(path, ["split"])))
-    if num_rows != sum(shard.count for shard in manifest.shards):
-        return False
-    for shard, rows in zip(manifest.shards, rows_by_shard(path, manifest, ["split", "shard"]), strict=True):
-        is_own = pc.and_(pc.equal(rows["split"], shard.split), pc.equal(rows["shard"], Path(shard.file).name))
-        if not pc.all(is_own, min_count=0).as_py():
-            return False
-    return True
+    expected: list[tuple[object, ...]] = []
+    start = 0
+    for shard in manifest.shards:
+        stop = start + shard.count
+        expected += [(shard.split, Path(shard.file).name, start, stop - 1, shard.count)] if shard.count else []
+        start = stop
+    with open_samples(path) as database:
+        return database.execute(_SHARDS).fetchall() == expected
 
 
 def rows_by_shard(path: Path, manifest: Manifest, columns: list[str] | None = None) -> Iterator[pa.Table]:
