@@ -1,8 +1,10 @@
-"""What all commands have in common: how they end, and an argument parser whose errors are one line."""
+"""What all commands share: exit statuses, and errors of one line."""
 
 import argparse
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 EXIT_USAGE = 2
@@ -10,10 +12,38 @@ EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line, after the name of the command."""
+    """An argument parser whose errors are one line that starts with the command's name."""
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong and where help is, and ends the process."""
+        """Prints the error and where to find help, and ends the process."""
         command = self.prog.split()[0].removesuffix(".py")
         sys.stderr.write(f"{command}: {message}; see `{self.prog} --help`\n")
         sys.exit(EXIT_USAGE)
+
+
+def run_script(name: str, run: Callable[[], int], output: Path) -> int:
+    """Runs a script that writes its output atomically, and prints its errors as one line.
+
+    Args:
+        name: the script's name, which the line starts with.
+        run: does the work and returns the exit status.
+        output: the file or folder that is written.
+
+    Returns:
+        The exit status: that of ``run``, 2 for an error, or 130 after Ctrl-C or SIGTERM.
+    """
+    # Job schedulers stop a run with SIGTERM.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run()
+    except ValueError as error:
+        message = " ".join(str(error).split())
+    except OSError as error:
+        message = f"{error.filename or output}: {error.strerror or error}"
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{name}: interrupted; nothing was written\n")
+        return EXIT_INTERRUPTED
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    sys.stderr.write(f"{name}: {message}\n")
+    return EXIT_USAGE

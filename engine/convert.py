@@ -1,4 +1,4 @@
-"""Converts trained models: into this engine's folder from other formats, and out of it.
+"""Converts trained models from other formats to this engine's, and back.
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
 python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    from a checkpoint of a run
@@ -8,35 +8,25 @@ python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
 """
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
-from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
-from engine.options import UserError
+from data_tools.command_line import Parser, run_script
+
+_Converter = Callable[[argparse.Namespace], list[str]]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the script; returns the exit status: 0 if the model was converted, 2 for a mistake of the user's."""
+    """Runs the script; returns 0 if the model was converted, 2 after an error."""
     options = _make_parser().parse_args(arguments)
-    convert: Callable[[argparse.Namespace], list[str]] = options.convert
-    # A job scheduler ends a run in the same way as Ctrl-C; nothing half-written stays behind.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        notes = convert(options)
-    except UserError as error:
-        sys.stderr.write(f"convert: {error}\n")
-        return EXIT_USAGE
-    except OSError as error:
-        sys.stderr.write(f"convert: {error.filename or options.output}: {error.strerror}\n")
-        return EXIT_USAGE
-    except KeyboardInterrupt:
-        sys.stderr.write("convert: interrupted; nothing was written\n")
-        return EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-    for note in notes:
+    return run_script("convert", partial(_run, options), options.output)
+
+
+def _run(options: argparse.Namespace) -> int:
+    convert: _Converter = options.convert
+    for note in convert(options):
         sys.stderr.write(f"{note}\n")
     sys.stdout.write(f"written: {options.output}\n")
     return 0
@@ -57,26 +47,29 @@ def _make_parser() -> argparse.ArgumentParser:
         "fairseq",
         "from a checkpoint of the official implementation (fairseq-signals, ECG-FM), pre-trained or fine-tuned",
         ("checkpoint", "CHECKPOINT.pt", "the checkpoint; no code in it is run"),
-        ("output", "OUT_DIR", "the model's folder to make"),
+        ("output", "OUT_DIR", "folder for the model"),
         "python engine/convert.py fairseq checkpoint_best.pt models/dx --labels labels.txt",
         _fairseq,
     )
     fairseq.add_argument(
         "--normalization",
         choices=("none", "zscore_per_lead"),
-        help="of the input in its training, which a checkpoint does not say: none (the paper's recipe; default) or "
+        help="normalization of the input in training, which a checkpoint does not state: none (as in the paper; default) or "
         "zscore_per_lead (ECG-FM)",
     )
-    fairseq.add_argument("--leads", metavar="I,II,...", help="the input's leads in order; needed for a model of fewer than 12")
+    fairseq.add_argument("--leads", metavar="I,II,...", help="leads of the input, in order; required for fewer than 12")
     fairseq.add_argument(
-        "--labels", type=Path, metavar="FILE", help="of a classifier: names in order, one a line, or a CSV file's column 'name'"
+        "--labels",
+        type=Path,
+        metavar="FILE",
+        help="names of a classifier's labels, in order: one per line, or a CSV file with a column 'name'",
     )
     _add(
         commands,
         "deepspeed",
-        "from a checkpoint of a pre-training run",
-        ("checkpoint", "CHECKPOINT_DIR", "the checkpoint's folder, RUN/checkpoints/step-..."),
-        ("output", "OUT_DIR", "the model's folder to make"),
+        "from a checkpoint of a pre-training run, of any number of ranks",
+        ("checkpoint", "CHECKPOINT_DIR", "folder of the checkpoint, RUN/checkpoints/step-..."),
+        ("output", "OUT_DIR", "folder for the model"),
         "python engine/convert.py deepspeed runs/first/checkpoints/step-00010000 models/first",
         _deepspeed,
     )
@@ -93,17 +86,17 @@ def _make_parser() -> argparse.ArgumentParser:
         commands,
         "to-fairseq",
         "to a checkpoint that the official implementation loads",
-        ("model", "MODEL_DIR", "the model's folder"),
-        ("output", "OUT.pt", "the checkpoint to write"),
+        ("model", "MODEL_DIR", "folder of the model"),
+        ("output", "OUT.pt", "checkpoint to write"),
         "python engine/convert.py to-fairseq models/first first.pt",
         _to_fairseq,
     )
     _add(
         commands,
         "onnx",
-        "to ONNX, for any batch size and length; checked in onnxruntime before it is written",
-        ("model", "MODEL_DIR", "the model's folder"),
-        ("output", "OUT.onnx", "the file to write"),
+        "to ONNX, for any batch size and length; checked with onnxruntime before it is written",
+        ("model", "MODEL_DIR", "folder of the model"),
+        ("output", "OUT.onnx", "file to write"),
         "python engine/convert.py onnx models/first first.onnx",
         _onnx,
     )
@@ -117,9 +110,9 @@ def _add(
     source: tuple[str, str, str],
     output: tuple[str, str, str],
     example: str,
-    convert: Callable[[argparse.Namespace], list[str]],
+    convert: _Converter,
 ) -> argparse.ArgumentParser:
-    """A command that takes a source and an output, both paths: (attribute, name shown, help)."""
+    """Adds a command whose source and output are paths, given as (attribute, metavar, help)."""
     command = commands.add_parser(
         name,
         help=purpose,
@@ -127,8 +120,8 @@ def _add(
         epilog=f"example:\n  {example}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    for attribute, shown, text in (source, output):
-        command.add_argument(attribute, type=Path, metavar=shown, help=text)
+    for attribute, metavar, text in (source, output):
+        command.add_argument(attribute, type=Path, metavar=metavar, help=text)
     command.set_defaults(convert=convert)
     return command
 

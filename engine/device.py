@@ -1,10 +1,15 @@
 """Devices and dtypes, by the names that configurations and command lines use."""
 
+from typing import Final, Literal
+
 import torch
 
 from engine.options import UserError
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+Precision = Literal["bf16", "fp32"]
+
+DTYPES: Final = {"bf16": torch.bfloat16, "fp32": torch.float32}
+"""Precision -> dtype."""
 
 
 def select_device(choice: str) -> torch.device:

@@ -8,10 +8,9 @@ from pydantic import Field, field_validator, model_validator
 
 from engine.config.schedules import SCHEDULES, Schedule
 from engine.data import DataOptions, find_leads
+from engine.device import Precision
 from engine.models import ComputeOptions, EncoderOptions
 from engine.options import Options, UserError, tagged_choice
-
-Precision = Literal["bf16", "fp32"]
 
 if TYPE_CHECKING:
     ScheduleChoice = Schedule

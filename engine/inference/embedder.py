@@ -4,7 +4,6 @@ Legend: N crops, K segments of a crop, C leads of the model, T samples, D width.
 """
 
 from collections.abc import Sequence
-from typing import Literal
 
 import numpy as np
 import torch
@@ -13,31 +12,29 @@ from torch import Tensor
 
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
+from engine.device import DTYPES, Precision
 from engine.inference.inputs import Crop
 from engine.models import ModelConfig, PretrainedModel
 from engine.models.pretrained import zscore_per_lead
 from engine.options import UserError
-
-Precision = Literal["fp32", "bf16"]
-_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class Embedder:
     """A model that embeds crops.
 
     Args:
-        model: is moved to the device.
-        leads: what it may see, as names in the order of LEADS; the model's other channels are zero. None for all of them.
-        device: to compute on.
-        precision: to compute in.
+        model: the model; it is moved to the device.
+        leads: names of the leads to use; the model's other channels are zero. None: all leads of the model.
+        device: device to compute on.
+        precision: arithmetic of the encoder.
 
     Attributes:
-        leads: names of the leads it looks at.
+        leads: names of the leads in use.
         num_segments: K.
         width: D.
 
     Raises:
-        UserError: a lead that the model does not take, or a model of another sampling rate or of longer segments.
+        UserError: the model lacks a lead, or has another sampling rate or segments longer than a crop.
     """
 
     def __init__(
@@ -54,7 +51,7 @@ class Embedder:
         self.width = config.encoder.width
         self._model = model.to(device).eval()
         self._device = torch.device(device)
-        self._dtype = _DTYPES[precision]
+        self._dtype = DTYPES[precision]
         self._rows = [LEADS.index(lead) for lead in config.leads]
         self._is_hidden = torch.tensor([lead not in self.leads for lead in config.leads], device=device)
 
@@ -62,15 +59,15 @@ class Embedder:
     def __call__(self, crops: Sequence[Crop]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Embeds crops.
 
-        The normalization is that of the model's configuration, over the valid samples of a crop (for a recording of 10 s,
-        over the whole of it, as in the training of models with z-scores).
+        The model's normalization is applied over the valid samples of each crop: for a recording of 10 s over all of it, as in
+        the training of models with z-scores.
 
         Args:
-            crops: N.
+            crops: N crops.
 
         Returns:
-            Embeddings [N, K, D], the mean of the encoder's context over time, NaN for segments that are not whole; and how
-            many are whole [N].
+            Embeddings [N, K, D], the mean of the encoder's context over time, with NaN for incomplete segments; and the number
+            of complete segments [N].
         """
         segment_samples = self._model.config.segment_samples
         num_segments = np.array([crop.num_valid_samples // segment_samples for crop in crops], dtype=np.int64)
@@ -80,16 +77,16 @@ class Embedder:
             for signal, crop in zip(signals, crops, strict=True):
                 valid = signal[:, : crop.num_valid_samples]
                 valid.copy_(zscore_per_lead(valid))
-        whole = signals[..., : self.num_segments * segment_samples]
-        segments = whole.unflatten(-1, (self.num_segments, segment_samples)).transpose(1, 2)
-        is_whole = np.arange(self.num_segments) < num_segments[:, None]
+        used = signals[..., : self.num_segments * segment_samples]
+        segments = used.unflatten(-1, (self.num_segments, segment_samples)).transpose(1, 2)
+        is_complete = np.arange(self.num_segments) < num_segments[:, None]
         embeddings = np.full((len(crops), self.num_segments, self.width), np.nan, dtype=np.float32)
-        if is_whole.any():
-            embeddings[is_whole] = self._embed(segments[torch.from_numpy(is_whole).to(self._device)])
+        if is_complete.any():
+            embeddings[is_complete] = self._embed(segments[torch.from_numpy(is_complete).to(self._device)])
         return embeddings, num_segments
 
     def _embed(self, segments: Tensor) -> NDArray[np.float32]:
-        """Whole, normalized segments [B, C, T] -> [B, D]."""
+        """Embeds complete, normalized segments, [B, C, T] -> [B, D]."""
         context = self._model.encoder(segments.to(self._dtype)).context
         embeddings: NDArray[np.float32] = context.mean(1, dtype=torch.float32).cpu().numpy()
         return embeddings
@@ -97,18 +94,15 @@ class Embedder:
 
 def _check_model(config: ModelConfig) -> None:
     if config.sampling_rate != SAMPLING_RATE:
-        raise UserError(f"the model takes {config.sampling_rate} Hz; only models of {SAMPLING_RATE} Hz can embed crops")
-    if config.segment_samples > CROP_SAMPLES:
-        longest = CROP_SAMPLES / SAMPLING_RATE
         raise UserError(
-            f"the model takes segments of {config.segment_samples} samples; a crop has {CROP_SAMPLES} ({longest:g} s)"
+            f"the model's sampling rate is {config.sampling_rate} Hz; only models with {SAMPLING_RATE} Hz can embed crops"
         )
+    if config.segment_samples > CROP_SAMPLES:
+        raise UserError(f"the model's segments have {config.segment_samples} samples, more than a crop ({CROP_SAMPLES})")
 
 
 def _choose_leads(config: ModelConfig, leads: Sequence[str] | None) -> tuple[str, ...]:
-    surplus = [lead for lead in leads or () if lead not in config.leads]
-    if surplus:
-        raise UserError(
-            f"the model takes the leads {', '.join(config.leads)}, and not {', '.join(surplus)}: ask for some of its leads"
-        )
+    unknown = [lead for lead in leads or () if lead not in config.leads]
+    if unknown:
+        raise UserError(f"the model has no lead {', '.join(unknown)}; choose among {', '.join(config.leads)}")
     return tuple(config.leads if leads is None else leads)

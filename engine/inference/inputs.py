@@ -1,6 +1,6 @@
-"""What is embedded: the crops of a dataset, or of a folder of WFDB recordings, cut as `ecg-data build` cuts them.
+"""Inputs to embed: the crops of a dataset, or of a folder of WFDB recordings, cut as `ecg-data build` cuts them.
 
-So a recording has the same keys and the same embeddings whether or not it went through a dataset.
+So a recording has the same keys and embeddings whether it is read directly or from a dataset.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ from engine.options import UserError
 _COLUMNS = ("key", "shard", "offset", "num_valid_samples", "leads")
 _CROPS_PER_UNIT = 16
 _LISTING_FILE = "recordings.sqlite"
-# Any folder of WFDB recordings will do for it, not only those of that corpus.
+# This source reads any folder of WFDB recordings.
 _WFDB_SOURCE = "physionet2021"
 
 
@@ -33,10 +33,10 @@ class Crop:
     """10 s of ECG.
 
     Attributes:
-        key: unique.
-        signal: int16 uV [12, 5000] at 500 Hz, in the order of LEADS; a lead that is missing is zero.
-        num_valid_samples: what follows them is padding.
-        leads: those that were recorded.
+        key: unique key.
+        signal: int16 [12, 5000] in uV at 500 Hz, in the order of LEADS; missing leads are zero.
+        num_valid_samples: number of samples before the padding.
+        leads: names of the recorded leads.
     """
 
     key: str
@@ -47,35 +47,35 @@ class Crop:
 
 @dataclass(frozen=True)
 class Skipped:
-    """Something that could not be embedded: where, and why."""
+    """A recording, or part of one, that could not be embedded: where, and why."""
 
     where: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Done:
-    """So many units of progress are done."""
+class Progress:
+    """A number of units of progress that are done."""
 
     count: int
 
 
 @dataclass(frozen=True)
 class Input:
-    """What is to be embedded, in parts that threads may read at the same time.
+    """An input in parts that threads may read concurrently.
 
     Attributes:
-        total: units of progress, see ``unit``.
-        unit: what they are, such as "crop".
-        parts: iterates over the parts, and over what is lost without having been read.
+        total: number of units of progress.
+        unit: name of the unit, such as "crop".
+        parts: iterates over the parts, including what is skipped without reading.
         read: reads a part.
-        close: releases what was opened.
+        close: releases resources.
     """
 
     total: int
     unit: str
     parts: Callable[[], Iterator[Any]]
-    read: Callable[[Any], Iterator[Crop | Skipped | Done]]
+    read: Callable[[Any], Iterator[Crop | Skipped | Progress]]
     close: Callable[[], None]
 
 
@@ -84,20 +84,20 @@ def open_input(path: Path, split: str | None, scratch: Path) -> Input:
 
     Args:
         path: the folder.
-        split: of a dataset; None for all.
-        scratch: folder for scratch files.
+        split: split of a dataset; None: all splits.
+        scratch: folder for temporary files.
 
     Raises:
-        UserError: no such folder, or a split of what is no dataset.
-        DatasetError: a dataset that cannot be used, or that lacks the split.
-        ValueError: a folder without recordings.
+        UserError: the folder does not exist, or a split was given for recordings.
+        DatasetError: the dataset cannot be used or lacks the split.
+        ValueError: the folder contains no recordings.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder; give that of a dataset, or one that holds WFDB recordings (.hea)")
+        raise UserError(f"{path}: no such folder; expected a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
         return _open_dataset(path, split)
     if split is not None:
-        raise UserError(f"{path}: has no {MANIFEST_FILE}, so it is no dataset and has no split '{split}'; leave --split out")
+        raise UserError(f"{path}: not a dataset (no {MANIFEST_FILE}), so it has no split '{split}'; omit --split")
     return _open_recordings(path, scratch)
 
 
@@ -105,10 +105,10 @@ def _open_dataset(path: Path, split: str | None) -> Input:
     dataset = Dataset.open(path)
     splits = dataset.splits if split is None else (split,)
     if split is not None and split not in dataset.splits:
-        raise DatasetError(f"{path}: no split '{split}'; there are {', '.join(dataset.splits)}")
+        raise DatasetError(f"{path}: unknown split '{split}'; known: {', '.join(dataset.splits)}")
     total = sum(dataset.manifest.counts[name].crops for name in splits)
     if not total:
-        raise DatasetError(f"{path}: holds no crops in {', '.join(splits)}")
+        raise DatasetError(f"{path}: no crops in {', '.join(splits)}")
 
     def parts() -> Iterator[list[dict[str, Any]]]:
         for name in splits:
@@ -116,7 +116,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
                 for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
                     yield batch.to_pylist()
 
-    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | Done]:
+    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | Progress]:
         for row in rows:
             shard = path / SHARDS_FOLDER / row["shard"]
             try:
@@ -126,7 +126,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
             except ValueError as error:
                 raise DatasetError(f"{error}; see `ecg-data verify {path}`") from None
             yield Crop(row["key"], signal, row["num_valid_samples"], tuple(row["leads"]))
-            yield Done(1)
+            yield Progress(1)
 
     return Input(total, "crop", parts, read, close=lambda: None)
 
@@ -137,12 +137,12 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
 
     def parts() -> Iterator[RecordingFile | Skipped]:
         for number, original in listing.repeats():
-            reason = f"has the name of another recording, {printable(listing[original].location)}"
+            reason = f"has the same name as {printable(listing[original].location)}"
             yield Skipped(printable(listing[number].location), reason)
         for _, file in listing.distinct():
             yield file
 
-    def read(part: RecordingFile | Skipped) -> Iterator[Crop | Skipped | Done]:
+    def read(part: RecordingFile | Skipped) -> Iterator[Crop | Skipped | Progress]:
         if isinstance(part, Skipped):
             yield part
         else:
@@ -152,6 +152,6 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
                 yield Crop(crop_key(recording, crop), crop.signal, crop.num_valid_samples, recording.leads)
             for reason in skip_reasons.reasons(num_crops):
                 yield Skipped(printable(part.location), reason)
-        yield Done(1)
+        yield Progress(1)
 
     return Input(len(listing), "rec", parts, read, listing.close)

@@ -1,4 +1,4 @@
-"""Embedding all of an input into one file."""
+"""Embeds an input into a file."""
 
 import tempfile
 from collections import Counter
@@ -20,19 +20,19 @@ _SUFFIX = ".npz"
 
 @dataclass
 class Summary:
-    """What was done.
+    """Counts of what was embedded.
 
     Attributes:
-        num_crops: embedded.
-        num_segments: whole segments of these.
-        num_lost: recordings, or parts of them, that could not be embedded.
-        missing: leads that the model was to see and a crop lacked (they were zeros), and how many crops.
+        num_crops: embedded crops.
+        num_segments: complete segments in these crops.
+        num_skipped: recordings, or parts of them, that could not be embedded.
+        missing_leads: number of crops by the leads in use that they lack; these were zeros.
     """
 
     num_crops: int = 0
     num_segments: int = 0
-    num_lost: int = 0
-    missing: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    num_skipped: int = 0
+    missing_leads: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
 def embed_input(
@@ -47,24 +47,24 @@ def embed_input(
 ) -> Summary:
     """Embeds every crop of a dataset or of a folder of WFDB recordings.
 
-    What cannot be read is passed over and reported; the rest is written. Memory does not grow with the number of crops. The
-    result does not depend on ``num_threads``, and on ``batch_size`` by rounding only.
+    What cannot be read is skipped and reported; the rest is written. Memory does not grow with the number of crops. The result
+    does not depend on ``num_threads``, and on ``batch_size`` only by rounding.
 
     Args:
         embedder: the model.
         path: the folder.
-        out: the .npz file, see :meth:`engine.inference.store.EmbeddingStore.write`; it appears whole or not at all. Scratch
-            files of about its size lie beside it meanwhile.
-        split: of a dataset; None for all.
-        batch_size: crops embedded at once.
-        num_threads: that read.
-        report: takes a line for each thing that could not be embedded, at the end.
+        out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Temporary files of
+            about its size are kept beside it meanwhile.
+        split: split of a dataset; None: all splits.
+        batch_size: crops per batch.
+        num_threads: number of reading threads.
+        report: called at the end with a line for each thing that could not be embedded.
 
     Raises:
-        UserError: an input or output that cannot be, or nothing that could be embedded.
-        DatasetError: a dataset that cannot be used.
-        ValueError: a folder without recordings.
-        OSError: a file that cannot be written.
+        UserError: the input or output cannot be used, or nothing could be embedded.
+        DatasetError: the dataset cannot be used.
+        ValueError: the folder contains no recordings.
+        OSError: a file cannot be written.
     """
     check_output(out)
     with (
@@ -76,38 +76,38 @@ def embed_input(
         for where, reason in store.skipped():
             report(f"{where}: {reason}")
         if not len(store):
-            raise UserError(f"{path}: nothing could be embedded ({summary.num_lost} problems, above); {out} was not written")
+            raise UserError(f"{path}: nothing could be embedded, see above; {out} was not written")
         store.write(out)
     return summary
 
 
 def check_output(out: Path) -> None:
-    """Refuses a file that cannot be written, before any work is done.
+    """Checks, before any work is done, that a file can be written.
 
     Raises:
-        UserError: another suffix, a folder of that name, or no folder to write it to.
+        UserError: the suffix is not .npz, the path is a folder, or its parent does not exist.
     """
     if out.suffix != _SUFFIX:
-        raise UserError(f"cannot write embeddings to {out}: the name must end in {_SUFFIX}")
+        raise UserError(f"{out}: the name must end in {_SUFFIX}")
     if out.is_dir():
-        raise UserError(f"{out}: is a folder; give the name of a file")
+        raise UserError(f"{out}: is a folder; choose a file")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder; make it, or write elsewhere")
+        raise UserError(f"{out.parent}: no such folder; create it or choose another")
 
 
 @contextmanager
 def _scratch_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside the file to be written, which is gone at the end."""
+    """Creates a hidden folder beside the output file, and removes it at the end."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:
-        raise UserError(f"{out.parent}: cannot be written to ({error.strerror}); write elsewhere") from None
+        raise UserError(f"{out.parent}: cannot be written to ({error.strerror}); choose another folder") from None
     with folder as name:
         yield Path(name)
 
 
 def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: int, num_threads: int) -> Summary:
-    """Embeds everything into the store."""
+    """Embeds the whole input into the store."""
     summary = Summary()
     batch: list[Crop] = []
 
@@ -119,17 +119,17 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
             summary.num_segments += int(num_segments.sum())
             batch.clear()
 
-    def lose(where: str, reason: str) -> None:
+    def skip(where: str, reason: str) -> None:
         store.add_skipped(where, reason)
-        summary.num_lost += 1
+        summary.num_skipped += 1
 
-    def take(crop: Crop) -> None:
+    def add(crop: Crop) -> None:
         missing = tuple(lead for lead in embedder.leads if lead not in crop.leads)
         if len(missing) == len(embedder.leads):
-            lose(crop.key, f"has none of the leads {', '.join(missing)}")
+            skip(crop.key, f"has none of the leads {', '.join(missing)}")
             return
         if missing:
-            summary.missing[missing] += 1
+            summary.missing_leads[missing] += 1
         batch.append(crop)
         if len(batch) == batch_size:
             embed_batch()
@@ -138,9 +138,9 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
     with closing(items), tqdm(total=source.total, desc="embedding", unit=source.unit, disable=None) as bar:
         for item in items:
             if isinstance(item, Crop):
-                take(item)
+                add(item)
             elif isinstance(item, Skipped):
-                lose(item.where, item.reason)
+                skip(item.where, item.reason)
             else:
                 bar.update(item.count)
         embed_batch()

@@ -1,6 +1,6 @@
-"""Embeddings on disk: they come in any order, and leave in the order of their keys as one .npz file.
+"""Embeddings on disk: added in any order, written as one .npz file sorted by key.
 
-Nothing here grows in memory with their number. The values lie in a scratch file, their places in an SQLite table.
+Memory does not grow with their number: the values are in a temporary file, their positions in an SQLite table.
 """
 
 import os
@@ -17,16 +17,16 @@ from numpy.typing import NDArray
 from data_tools.files import atomic_write
 
 _ROWS_PER_BLOCK = 256
-# Of the members of the archive, so that equal embeddings give equal bytes: the earliest that a zip file can name.
-_TIME = (1980, 1, 1, 0, 0, 0)
+# Timestamp of the archive's members, constant so that equal embeddings give equal bytes: the earliest in a zip file.
+_TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
 
 class EmbeddingStore:
     """Embeddings of crops by key, and what could not be embedded; a context manager.
 
     Args:
-        folder: for scratch files.
-        num_segments: K, of a crop.
+        folder: folder for temporary files.
+        num_segments: K, segments per crop.
         width: D.
     """
 
@@ -34,11 +34,13 @@ class EmbeddingStore:
         self._shape = (num_segments, width)
         self._values = (folder / "embeddings.f32").open("w+b")
         self._database = sqlite3.connect(folder / "embeddings.sqlite")
-        # Nobody reads it after a crash, so it need not survive one.
+        # It is not read after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
-        self._database.execute("CREATE TABLE crops (key TEXT PRIMARY KEY, place INTEGER, num_segments INTEGER) WITHOUT ROWID")
-        self._database.execute("CREATE TABLE skipped (place TEXT, reason TEXT)")
+        self._database.execute(
+            "CREATE TABLE crops (key TEXT PRIMARY KEY, position INTEGER, num_segments INTEGER) WITHOUT ROWID"
+        )
+        self._database.execute("CREATE TABLE skipped (location TEXT, reason TEXT)")
         self._num_crops = 0
 
     def __enter__(self) -> Self:
@@ -55,39 +57,39 @@ class EmbeddingStore:
         """Adds crops.
 
         Args:
-            keys: N.
+            keys: N unique keys.
             embeddings: [N, K, D].
-            num_segments: [N], how many are whole.
+            num_segments: [N], number of complete segments.
 
         Raises:
-            ValueError: a key that is there already.
+            ValueError: a key exists already.
         """
         assert embeddings.shape == (len(keys), *self._shape), f"unexpected shape {embeddings.shape}"
-        places = range(self._num_crops, self._num_crops + len(keys))
+        positions = range(self._num_crops, self._num_crops + len(keys))
         try:
-            rows = zip(keys, places, num_segments.tolist(), strict=True)
+            rows = zip(keys, positions, num_segments.tolist(), strict=True)
             self._database.executemany("INSERT INTO crops VALUES (?, ?, ?)", rows)
         except sqlite3.IntegrityError:
-            raise ValueError(f"two crops have one key, among {keys[0]} to {keys[-1]}; keys must be unique") from None
+            raise ValueError(f"duplicate key among {keys[0]} to {keys[-1]}") from None
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
         self._num_crops += len(keys)
 
     def add_skipped(self, where: str, reason: str) -> None:
-        """Notes what could not be embedded."""
+        """Records what could not be embedded."""
         self._database.execute("INSERT INTO skipped VALUES (?, ?)", (where, reason))
 
     def skipped(self) -> Iterator[tuple[str, str]]:
-        """What could not be embedded, in the order in which it was noted: where, and why."""
-        yield from self._database.execute("SELECT place, reason FROM skipped ORDER BY rowid")
+        """Yields what could not be embedded, and why, in the order of :meth:`add_skipped`."""
+        yield from self._database.execute("SELECT location, reason FROM skipped ORDER BY rowid")
 
     def write(self, out: Path) -> None:
-        """Writes the .npz file, which appears whole or not at all.
+        """Writes the .npz file atomically.
 
-        It holds ``key`` [N] (text), ``embedding`` float32 [N, K, D] and ``num_segments`` int64 [N], in the order of the keys
-        (by code points, as NumPy and Python sort them).
+        It contains ``key`` [N] (text), ``embedding`` float32 [N, K, D] and ``num_segments`` int64 [N], sorted by key (by code
+        points, like NumPy and Python).
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         (key_length,) = self._database.execute("SELECT MAX(LENGTH(key)) FROM crops").fetchone()
         keys = (np.array(block, dtype=f"<U{key_length or 1}") for block in self._blocks("key"))
@@ -98,19 +100,19 @@ class EmbeddingStore:
             _write_array(archive, "num_segments", "<i8", (self._num_crops,), counts)
 
     def _embeddings(self) -> Iterator[NDArray[np.float32]]:
-        """Blocks [n, K, D] in the order of the keys."""
+        """Yields blocks [n, K, D], sorted by key."""
         self._values.flush()
-        for places in self._blocks("place"):
-            block = np.empty((len(places), *self._shape), dtype="<f4")
-            rows = block.reshape(len(places), -1).view(np.uint8)
-            # Not by a memory map: the pages of one count as memory of this process.
-            for row, place in zip(rows, places, strict=True):
-                num_bytes = os.preadv(self._values.fileno(), [row.data], place * row.nbytes)
-                assert num_bytes == row.nbytes, "a scratch file is shorter than what was written to it"
+        for positions in self._blocks("position"):
+            block = np.empty((len(positions), *self._shape), dtype="<f4")
+            rows = block.reshape(len(positions), -1).view(np.uint8)
+            # Not a memory map, whose pages would count as memory of this process.
+            for row, position in zip(rows, positions, strict=True):
+                num_bytes = os.preadv(self._values.fileno(), [row.data], position * row.nbytes)
+                assert num_bytes == row.nbytes, "the temporary file is shorter than what was written"
             yield block
 
     def _blocks(self, column: str) -> Iterator[list[Any]]:
-        """Values of a column in the order of the keys."""
+        """Yields blocks of a column, sorted by key."""
         rows = self._database.execute(f"SELECT {column} FROM crops ORDER BY key")  # noqa: S608
         while block := rows.fetchmany(_ROWS_PER_BLOCK):
             yield [value for (value,) in block]
@@ -119,8 +121,8 @@ class EmbeddingStore:
 def _write_array(
     archive: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...], blocks: Iterable[NDArray[Any]]
 ) -> None:
-    """Writes an array block by block as the member that `numpy.load` knows by the name."""
-    with archive.open(zipfile.ZipInfo(f"{name}.npy", _TIME), "w", force_zip64=True) as member:
+    """Writes an array block by block as the member that `numpy.load` finds by this name."""
+    with archive.open(zipfile.ZipInfo(f"{name}.npy", _TIMESTAMP), "w", force_zip64=True) as member:
         np.lib.format.write_array_header_1_0(member, {"descr": dtype, "fortran_order": False, "shape": shape})
         for block in blocks:
             assert block.dtype.str == dtype, f"{name}: {block.dtype.str} instead of {dtype}"

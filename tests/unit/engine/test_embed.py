@@ -65,7 +65,7 @@ def embed(model: Path, segment: NDArray[np.floating]) -> NDArray[np.float32]:
 def test_a_dataset(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
     status, out, err = run("--input", dataset, "--output", tmp_path / "out.npz")
     assert (status, err) == (0, "")
-    assert out == f"{tmp_path / 'out.npz'}: 52 crops, 94 whole segments\n"
+    assert out == f"{tmp_path / 'out.npz'}: 52 crops, 94 complete segments\n"
     result = read(tmp_path / "out.npz")
     opened = Dataset.open(dataset)
     keys = sorted(key for split in opened.splits for key in opened.samples(split, ["key"])["key"].to_pylist())
@@ -161,7 +161,7 @@ def test_missing_leads_are_zeros_and_named(run: Run, model: Path, tmp_path: Path
     write_recording(tmp_path / "in", "S", random_signal(1))
     status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert status == 0
-    assert err == "embed: 1 crops lack III, aVR, aVL, aVF, V1, V3, V4, V5, V6: zeros instead\n"
+    assert err == "embed: 1 crops have no III, aVR, aVL, aVF, V1, V3, V4, V5, V6; zeros were used\n"
     padded = np.zeros((12, 2500))
     padded[[0, 1, 7]] = signal_uv[[0, 1, 7], :2500] / 1000
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][0, 0], embed(model, padded), atol=1e-5)
@@ -194,11 +194,11 @@ def test_what_cannot_be_read_is_listed_and_the_rest_written(run: Run, tmp_path: 
     write_recording(folder / "b", "V1only", random_signal(6, num_leads=1), leads=("V1",))
     status, out, err = run("--input", folder, "--output", tmp_path / "out.npz", "--leads", "I,II")
     assert status == 1
-    assert out == f"{tmp_path / 'out.npz'}: 2 crops, 4 whole segments\n"
+    assert out == f"{tmp_path / 'out.npz'}: 2 crops, 4 complete segments\n"
     assert read(tmp_path / "out.npz")["key"].tolist() == ["physionet2021-Good-0", "physionet2021-Part-0"]
     lines = err.splitlines()
     for line in (
-        f"{folder}/b/Good: has the name of another recording, {folder}/a/Good",
+        f"{folder}/b/Good: has the same name as {folder}/a/Good",
         f"{folder}/a/Short: too short: 4.000 s",
         f"{folder}/a/Headless: missing .hea",
         f"{folder}/a/Flat: all-zero",
@@ -207,7 +207,7 @@ def test_what_cannot_be_read_is_listed_and_the_rest_written(run: Run, tmp_path: 
     ):
         assert f"embed: {line}" in lines
     assert any(line.startswith(f"embed: {folder}/a/Truncated: truncated .mat") for line in lines)
-    assert lines[-1].startswith("embed: 7 problems, above")
+    assert lines[-1].startswith("embed: 7 recordings or parts of recordings, listed above")
     assert len(lines) == 8
 
 
@@ -225,13 +225,13 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
     [
         (["--input", "none"], "none: no such folder"),
         (["--input", "empty"], "empty: no recordings"),
-        (["--input", "empty", "--split", "valid"], "is no dataset and has no split 'valid'"),
-        (["--input", "set", "--split", "vlaid"], "no split 'vlaid'; there are pretrain, valid"),
+        (["--input", "empty", "--split", "valid"], "not a dataset (no manifest.json), so it has no split 'valid'"),
+        (["--input", "set", "--split", "vlaid"], "unknown split 'vlaid'; known: pretrain, valid"),
         (["--input", "set", "--leads", "5"], "no combination of 5 leads"),
         (["--input", "set", "--leads", "I,V9"], "no lead 'V9'"),
         (["--input", "set", "--leads", ""], "no lead ''"),
-        (["--input", "set", "--batch-size", "0"], "must be a whole number, 1 or more"),
-        (["--input", "set", "--workers", "two"], "must be a whole number, 1 or more"),
+        (["--input", "set", "--batch-size", "0"], "expected a positive integer"),
+        (["--input", "set", "--workers", "two"], "expected a positive integer"),
         (["--input", "set", "--output", "out.npy"], "the name must end in .npz"),
         (["--input", "set", "--output", "none/out.npz"], "none: no such folder"),
         (["--input", "set", "--output", "/proc/out.npz"], "/proc: cannot be written to"),

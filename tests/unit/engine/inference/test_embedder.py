@@ -10,8 +10,8 @@ from recording_files import random_signal
 from saved_model import save_tiny_encoder
 
 from data_tools.leads import LEADS
+from engine.device import Precision
 from engine.inference import Crop, Embedder
-from engine.inference.embedder import Precision
 from engine.models import load
 from engine.options import UserError
 
@@ -90,7 +90,7 @@ def test_a_model_of_some_leads_gets_them_in_its_own_order(tmp_path: Path) -> Non
 
 def test_leads_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
     model = load(save_tiny_encoder(tmp_path / "model", leads=("I", "II")))
-    with pytest.raises(UserError, match=r"takes the leads I, II, and not V1"):
+    with pytest.raises(UserError, match=r"has no lead V1; choose among I, II"):
         Embedder(model, ["I", "V1"])
 
 

@@ -75,10 +75,10 @@ def test_equal_embeddings_give_equal_bytes_in_whatever_order_they_came(tmp_path:
         assert archive.testzip() is None
 
 
-def test_a_key_that_is_there_already_is_refused(tmp_path: Path) -> None:
+def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
     with EmbeddingStore(tmp_path, 1, 1) as store:
         store.add(["a", "b"], np.zeros((2, 1, 1), np.float32), np.array([1, 1]))
-        with pytest.raises(ValueError, match=r"two crops have one key.*b"):
+        with pytest.raises(ValueError, match=r"duplicate key.*b"):
             store.add(["b"], np.zeros((1, 1, 1), np.float32), np.array([1]))
 
 
