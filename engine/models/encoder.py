@@ -1,8 +1,8 @@
 """The encoder: feature encoder, projection, masking, positional convolution, transformer.
 
-Order of operations as in wav2vec 2.0 and the paper's official code. [B, T, D] throughout.
+The order of operations is that of wav2vec 2.0 and the paper's official code. All tensors are [B, T, D].
 
-Legend: B segments, C leads, T samples at the entrance and tokens after the feature encoder, F feature channels, D width.
+Legend: B segments, C leads, T samples at the input and tokens after the feature encoder, F feature channels, D width.
 """
 
 from typing import NamedTuple, Self, cast
@@ -20,7 +20,7 @@ from engine.models.positional_formulations import PositionalFormulation
 from engine.models.transformer import Block
 from engine.options import Options
 
-# Far beyond any model: a number that was mistyped, or comes from a foreign file, is refused instead of tried.
+# Far beyond any model, so that a mistyped or foreign number is refused instead of tried.
 _MAX_SIZE, _MAX_DEPTH = 2**17, 1000
 
 
@@ -81,23 +81,23 @@ class ComputeOptions(Options):
 
 
 class EncoderOutput(NamedTuple):
-    """What the objectives and heads are made from."""
+    """The encoder's output, which objectives and heads use."""
 
     context: Tensor
-    """[B, T, D]: output of the transformer."""
+    """[B, T, D], output of the transformer."""
     features: Tensor
-    """[B, T, F]: output of the feature encoder, before LayerNorm."""
+    """[B, T, F], output of the feature encoder, before LayerNorm."""
     latents: Tensor
-    """[B, T, F]: features after LayerNorm and feature dropout, never masked: what the quantizer sees."""
+    """[B, T, F], features after LayerNorm and feature dropout, unmasked: the input of the quantizer."""
 
 
 class Encoder(nn.Module):
     """ECG segments to contextual tokens.
 
     Args:
-        options: sizes and dropouts.
+        options: architecture.
         num_leads: C.
-        compute: formulations.
+        compute: how to compute.
     """
 
     def __init__(self, options: EncoderOptions, num_leads: int = 12, compute: ComputeOptions | None = None) -> None:
@@ -129,13 +129,13 @@ class Encoder(nn.Module):
         )
 
     def num_tokens(self, num_samples: int) -> int:
-        """Tokens of a segment of so many samples; ValueError if there is not one."""
+        """Returns the number of tokens of a segment; ValueError if it is shorter than one token."""
         return self.feature_encoder.num_tokens(num_samples)
 
     def features(self, segments: Tensor) -> Tensor:
-        """The feature encoder alone: segments [B, C, T] in mV -> [B, T', F], its gradient scaled as the options say."""
+        """Runs the feature encoder alone: segments [B, C, T] in mV -> [B, T', F], with scaled gradient."""
         if segments.dim() != 3 or segments.shape[1] != self.num_leads:
-            raise ValueError(f"the encoder takes segments [batch, {self.num_leads} leads, samples], got {list(segments.shape)}")
+            raise ValueError(f"expected segments [batch, {self.num_leads} leads, samples], got {list(segments.shape)}")
         return scale_gradient(self.feature_encoder(segments), self.options.feature_grad_scale)
 
     def forward(self, segments: Tensor, mask: Tensor | None = None) -> EncoderOutput:
@@ -143,10 +143,10 @@ class Encoder(nn.Module):
 
         Args:
             segments: [B, C, T] in mV, fp32 or bf16.
-            mask: bool [B, T'], tokens to replace by the mask embedding; None masks none.
+            mask: bool [B, T'], tokens to replace by the mask embedding; None: none.
 
         Raises:
-            ValueError: wrong number of axes or leads, or segments shorter than one token.
+            ValueError: wrong number of axes or leads, or segments that are shorter than one token.
         """
         features = self.features(segments)
         normed = self.feature_norm(features)
@@ -159,17 +159,17 @@ class Encoder(nn.Module):
         return EncoderOutput(context=x, features=features, latents=self.feature_dropout(normed))
 
     def _run(self, block: nn.Module, x: Tensor) -> Tensor:
-        """Runs a block, of which nothing but its input is kept if it is to run once more in the backward pass."""
+        """Runs a block; with activation checkpointing only its input is kept, and it runs again in the backward pass."""
         if not (self.activation_checkpointing and is_grad_enabled()):
             return cast("Tensor", block(x))
-        # Torch's generators are set back for the second time, so that the same values are dropped.
+        # PyTorch restores its generators for the second run, so that the same values are dropped.
         return cast("Tensor", checkpoint(block, x, use_reentrant=False))
 
 
 def flops_per_segment(options: EncoderOptions, num_leads: int, num_samples: int) -> float:
-    """Floating-point operations of one training step of the encoder for one segment.
+    """Returns the FLOPs of one training step of the encoder for one segment.
 
-    Matrix products and convolutions only, forward once and backward twice, nothing for recomputation; objectives add
+    These are matrix products and convolutions only, forward once and backward twice, without recomputation. Objectives add
     theirs.
     """
     num_tokens = num_samples // feature_encoder.samples_per_token(options.feature_blocks)

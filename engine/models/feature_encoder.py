@@ -1,6 +1,6 @@
-"""The feature encoder: blocks of convolution, normalization and GELU that turn samples into tokens.
+"""The feature encoder: blocks of convolution, normalization and GELU, from samples to tokens.
 
-Kernel and stride are equal, so each convolution is a reshape and a matrix product in [B, T, D].
+Kernel and stride are equal, so each convolution is a reshape and a matrix product.
 
 Legend: B segments, C leads or channels, T samples or tokens, K kernel, D channels.
 """
@@ -19,14 +19,14 @@ FeatureNorm = Literal["layer_norm", "group_norm"]
 
 
 def samples_per_token(num_blocks: int) -> int:
-    """How many samples one token stands for."""
+    """Returns the number of samples per token."""
     return int(KERNEL**num_blocks)
 
 
 class ConvolutionBlock(nn.Module):
     """Convolution without bias (kernel = stride), normalization, exact GELU: [B, T, C] -> [B, T // K, D].
 
-    The weight has the shape of a convolution's, [D, C, K]; its initialization is He's normal.
+    The weight has a convolution's shape, [D, C, K], and is initialized by He's normal method.
     """
 
     def __init__(self, in_channels: int, out_channels: int, norm: FeatureNorm | None) -> None:
@@ -38,9 +38,9 @@ class ConvolutionBlock(nn.Module):
             self.norm = LayerNorm(out_channels) if norm == "layer_norm" else ChannelNorm(out_channels)
 
     def forward(self, x: Tensor, num_tokens: int) -> Tensor:
-        """Convolves and returns the first ``num_tokens`` tokens: the later blocks have no use for the others."""
+        """Convolves and returns the first ``num_tokens`` tokens; later blocks do not use the others."""
         length = x.shape[1] // KERNEL
-        # [B, T / K, (K, C)]: the K samples under one position of the kernel lie side by side in memory.
+        # [B, T / K, (K, C)]: the K samples under a kernel position are contiguous.
         windows = x[:, : length * KERNEL].reshape(x.shape[0], length, KERNEL * x.shape[-1])
         weight = self.weight.transpose(1, 2).flatten(1)
         return F.gelu(self.norm(linear(windows, weight))[:, :num_tokens])
@@ -51,10 +51,10 @@ class FeatureEncoder(nn.Module):
 
     Args:
         num_leads: C.
-        num_channels: D, of every block.
-        num_blocks: blocks; each halves the length. 2500 samples give 156 tokens with four.
-        norm: ``layer_norm`` in every block over the channels (the paper), or ``group_norm`` in the first block only, each
-            channel over time (the official code).
+        num_channels: D, in every block.
+        num_blocks: number of blocks; each halves the length, so four turn 2500 samples into 156 tokens.
+        norm: ``layer_norm`` over the channels in every block (the paper), or ``group_norm``, each channel over time, in the
+            first block only (the official code).
     """
 
     def __init__(self, num_leads: int, num_channels: int, num_blocks: int, norm: FeatureNorm) -> None:
@@ -70,7 +70,7 @@ class FeatureEncoder(nn.Module):
         )
 
     def num_tokens(self, num_samples: int) -> int:
-        """The number of tokens of a segment; raises ValueError for a segment that is too short for one."""
+        """Returns the number of tokens of a segment; ValueError if it is shorter than one token."""
         stride = samples_per_token(len(self.blocks))
         if num_samples < stride:
             raise ValueError(f"a segment of {num_samples} samples is shorter than one token of {stride} samples")
@@ -79,7 +79,7 @@ class FeatureEncoder(nn.Module):
     def forward(self, segments: Tensor) -> Tensor:
         """Encodes segments [B, C, T] in mV."""
         num_tokens = self.num_tokens(segments.shape[-1])
-        # Samples behind the last whole token reach no output, except by the statistics over time of group_norm.
+        # Samples after the last whole token affect no output, except through the statistics over time of group_norm.
         if not self.norm_over_time:
             segments = segments[..., : num_tokens * samples_per_token(len(self.blocks))]
         x = segments.transpose(1, 2)
@@ -89,7 +89,7 @@ class FeatureEncoder(nn.Module):
 
 
 def flops_per_segment(num_leads: int, num_channels: int, num_blocks: int, num_samples: int) -> float:
-    """Operations of one forward pass of :class:`FeatureEncoder` for one segment, two per multiplication."""
+    """Returns the FLOPs of one forward pass of :class:`FeatureEncoder` for one segment."""
     in_channels = [num_leads] + [num_channels] * (num_blocks - 1)
     lengths = [num_samples // samples_per_token(i + 1) for i in range(num_blocks)]
     products = sum(c * t for c, t in zip(in_channels, lengths, strict=True))

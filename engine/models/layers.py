@@ -1,7 +1,7 @@
 """Layers with fp32 weights that compute in the dtype of their input.
 
-There is no autocast in this engine: the segments are cast once, at the entrance, and every layer follows its input. The
-cast of a weight is part of the layer's own forward, so the weights stay where ZeRO-3 gathers them.
+This engine does not use autocast: segments are cast once, at the input, and every layer follows its input. Each layer casts its
+own weights in its forward pass, where ZeRO-3 has gathered them.
 
 Legend: B segments, T tokens, D width.
 """
@@ -18,10 +18,10 @@ INIT_STD = 0.02
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` that computes in the dtype of its input; initialized as in BERT: normal(0, 0.02), zero bias."""
+    """``nn.Linear`` that computes in the dtype of its input; initialized as in BERT: weights normal(0, 0.02), bias zero."""
 
     def reset_parameters(self) -> None:
-        """Draws the weights anew from torch's generator."""
+        """Draws the weights from PyTorch's generator."""
         nn.init.normal_(self.weight, std=INIT_STD)
         nn.init.zeros_(self.bias)
 
@@ -39,7 +39,7 @@ class Dropout(nn.Dropout):
 
 
 class LayerNorm(nn.LayerNorm):
-    """``nn.LayerNorm`` over the last axis that computes in the dtype of its input (statistics always in fp32)."""
+    """``nn.LayerNorm`` over the last axis that computes in the dtype of its input (statistics in fp32)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalizes [..., D]."""
@@ -47,9 +47,9 @@ class LayerNorm(nn.LayerNorm):
 
 
 class ChannelNorm(nn.Module):
-    """GroupNorm with one group per channel, in the layout [B, T, D]: each channel is normalized over time.
+    """GroupNorm with one group per channel, in layout [B, T, D]: normalizes each channel over time.
 
-    This is the ``GroupNorm(256 groups)`` of the official feature encoder, without its transposes.
+    It is the ``GroupNorm(256 groups)`` of the official feature encoder without its transposes.
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
@@ -67,7 +67,7 @@ class ChannelNorm(nn.Module):
 
 
 class MaskEmbedding(nn.Module):
-    """The learned vector that takes the place of masked tokens (uniform on [0, 1) at the start)."""
+    """A learned vector that replaces masked tokens (initially uniform on [0, 1))."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -75,7 +75,7 @@ class MaskEmbedding(nn.Module):
         nn.init.uniform_(self.embedding)
 
     def forward(self, tokens: Tensor, mask: Tensor) -> Tensor:
-        """Replaces the masked ones of tokens [B, T, D]; mask bool [B, T]."""
+        """Replaces the tokens [B, T, D] where mask, bool [B, T], is true."""
         return torch.where(mask[..., None], self.embedding.to(tokens.dtype), tokens)
 
 
@@ -91,7 +91,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 def scale_gradient(x: Tensor, scale: float) -> Tensor:
-    """Returns x itself; what flows back through it is multiplied by ``scale`` (0 detaches it)."""
+    """Returns x, and multiplies its gradient by ``scale`` (0 detaches it)."""
     if scale == 1.0:
         return x
     if scale == 0.0:

@@ -12,23 +12,23 @@ from engine.models.layers import Linear
 
 
 class Quantized(NamedTuple):
-    """What the quantizer makes of every token."""
+    """The quantizer's output for every token."""
 
     vectors: Tensor
     """[B, T, Q], in the dtype of the input."""
     codes: Tensor
-    """int64 [B, T, G]: the chosen code of each group; with Gumbel noise, the choice under the noise."""
+    """int64 [B, T, G]: the chosen code of each group, under the Gumbel noise if there is any."""
     logits: Tensor
-    """fp32 [B, T, G, V], without noise or temperature."""
+    """fp32 [B, T, G, V], before noise and temperature."""
 
 
 def one_hot(codes: Tensor, num_codes: int) -> Tensor:
-    """fp32 [..., V] from int64 [...]; ``F.one_hot`` makes 64-bit numbers, and on a CPU looks at the codes first."""
+    """Returns fp32 [..., V] for int64 [...]; ``F.one_hot`` returns int64, and on a CPU checks the codes first."""
     return (codes[..., None] == torch.arange(num_codes, device=codes.device)).float()
 
 
 class Codebook(nn.Module):
-    """The code vectors, [G, V, Q / G] (uniform on [0, 1) at the start); the groups' choices are concatenated."""
+    """The code vectors [G, V, Q / G] (initially uniform on [0, 1)); the choices of the groups are concatenated."""
 
     def __init__(self, num_groups: int, num_codes: int, width: int) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Codebook(nn.Module):
         nn.init.uniform_(self.codes)
 
     def forward(self, weights: Tensor) -> Tensor:
-        """Sums the codes by their weights [B, T, G, V] -> [B, T, Q]."""
+        """Returns the sums of the codes, weighted by [B, T, G, V]: [B, T, Q]."""
         return torch.einsum("btgv,gvd->btgd", weights, self.codes.to(weights.dtype)).flatten(2)
 
 
@@ -47,14 +47,14 @@ class GumbelQuantizer(nn.Module):
         num_features: F.
         num_groups: G.
         num_codes: V, per group.
-        width: Q; the groups must divide it.
+        width: Q; must be divisible by the number of groups.
     """
 
     def __init__(self, num_features: int, num_groups: int, num_codes: int, width: int) -> None:
         super().__init__()
         self.num_groups = num_groups
         self.projection = Linear(num_features, num_groups * num_codes)
-        # As in wav2vec 2.0: wide logits, so that the choices differ between tokens from the first step on.
+        # As in wav2vec 2.0: large logits, so that tokens choose different codes from the first step.
         nn.init.normal_(self.projection.weight)
         self.codebook = Codebook(num_groups, num_codes, width)
 
@@ -63,10 +63,10 @@ class GumbelQuantizer(nn.Module):
 
         Args:
             latents: [B, T, F].
-            gumbel_noise: fp32 [B, T, G, V], standard Gumbel: the choice is the arg-max of logits + noise, and gradients
-                pass straight through to softmax((logits + noise) / temperature). None: arg-max of the logits; no gradient
-                reaches them.
-            temperature: of the softmax; has no effect without noise.
+            gumbel_noise: fp32 [B, T, G, V], standard Gumbel noise: codes are the arg-max of logits + noise, with
+                straight-through gradients of softmax((logits + noise) / temperature). None: codes are the arg-max of the
+                logits, which get no gradient.
+            temperature: temperature of the softmax; only used with noise.
         """
         logits = self.projection(latents).float().unflatten(-1, (self.num_groups, -1))
         scores = logits if gumbel_noise is None else logits + gumbel_noise
@@ -80,5 +80,5 @@ class GumbelQuantizer(nn.Module):
 
 
 def flops_per_segment(num_features: int, num_groups: int, num_codes: int, width: int, num_tokens: int) -> float:
-    """Operations of one forward pass for one segment, two per multiplication."""
+    """Returns the FLOPs of one forward pass for one segment."""
     return 2.0 * num_tokens * num_codes * (num_groups * num_features + width)

@@ -11,12 +11,12 @@ from engine.models.layers import Dropout, LayerNorm, Linear
 
 
 class SelfAttention(nn.Module):
-    """Multi-head self-attention over all tokens of a segment, queries, keys and values from one matrix product.
+    """Multi-head self-attention over all tokens of a segment; queries, keys and values come from one matrix product.
 
     Args:
         width: D.
         num_heads: H; must divide the width.
-        dropout: of the attention weights.
+        dropout: dropout of the attention weights.
         backend: see :func:`engine.models.functional.attention`.
     """
 
@@ -29,7 +29,7 @@ class SelfAttention(nn.Module):
         self.out = Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attends within [B, T, D]."""
+        """Transforms tokens [B, T, D]."""
         B, T, D = x.shape
         q, k, v = self.qkv(x).view(B, T, 3, self.num_heads, D // self.num_heads).permute(2, 0, 3, 1, 4).unbind()
         attended = attention(q, k, v, self.dropout if self.training else 0.0, self.backend)
@@ -44,8 +44,8 @@ class Block(nn.Module):
         width: D.
         num_heads: H.
         mlp_width: hidden width of the feed-forward network (exact GELU).
-        dropout: of what each half adds.
-        attention_dropout: of the attention weights.
+        dropout: dropout of both residual branches.
+        attention_dropout: dropout of the attention weights.
         attention_backend: see :func:`engine.models.functional.attention`.
     """
 
@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 def flops_per_segment(width: int, mlp_width: int, num_tokens: int) -> float:
-    """Operations of one block's forward pass for one segment, two per multiplication."""
+    """Returns the FLOPs of one block's forward pass for one segment."""
     linear = 4 * width * width + 2 * width * mlp_width
     attention = 2 * num_tokens * width
     return 2.0 * num_tokens * (linear + attention)
