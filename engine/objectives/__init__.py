@@ -1,15 +1,15 @@
 """Pre-training objectives, one file each, behind one protocol.
 
-protocol.py     what an objective is, and how to add one
-pretraining.py  encoder and objective as the module that is trained
+protocol.py     the interface of an objective, and how to add one
+pretraining.py  encoder and objective as one module
 w2v.py          local: wav2vec 2.0
 cmsc.py         global: contrastive multi-segment coding
 w2v_cmsc.py     their sum
 simclr.py       global: two augmented views of a segment
-three_kg.py     global: two views of a segment, all views of a patient attract each other
-contrast.py     what the global ones share: segments compared with those of all ranks
+three_kg.py     global: two views of a segment; all views of a patient are positives
+contrast.py     shared by the global objectives: comparison of segments over all ranks
 masking.py      span masks
-negatives.py    negatives as multiplicities
+negatives.py    negatives of the local objective, as multiplicities
 """
 
 from engine.objectives.cmsc import CMSC, CMSCOptions

@@ -45,15 +45,15 @@ class CMSC(Objective):
         self.options = options
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
-        """Nothing is random here."""
+        """Draws nothing."""
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :class:`Objective`; the segments are encoded without masking."""
+        """See :class:`Objective`; segments are encoded without masking."""
         del draws
         return self.global_loss(encoder(segments.flatten(0, 1)), patient)
 
     def global_loss(self, output: EncoderOutput, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss from the encoder's output for the 2 N segments of this rank; patient int64 [N]."""
+        """Returns loss and metrics from the encoder's output for the 2 N segments of this rank; patient int64 [N]."""
         o = self.options
         comparison = compare(
             output.context,
@@ -65,6 +65,6 @@ class CMSC(Objective):
         return pair_loss(comparison, o.form)
 
     def flops_per_segment(self, num_tokens: int) -> float:
-        """There is no head; see :class:`Objective`."""
+        """See :class:`Objective`; there are no heads."""
         del num_tokens
         return 0.0

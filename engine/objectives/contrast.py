@@ -1,12 +1,12 @@
-"""What the global objectives share: each segment as one vector, compared with those of the whole batch.
+"""Shared by the global objectives: each segment as one vector, compared with those of the whole batch.
 
-A segment's vector is g, the mean of the transformer's output over all tokens, masked and unmasked alike, *before* any
-projection: so does the official code (its recorded losses tell), and so says the paper, where g is the mean of c, the
-output of the transformer.
+A segment's vector g is the mean of the transformer's output over all tokens, masked or not, before any projection. This is
+what the official code computes (its recorded losses show it) and what the paper says, where g is the mean of c, the output of
+the transformer.
 
 Rows 2 m and 2 m + 1 of the batch are the two segments of pair m.
 
-Legend: N pairs of this rank, M pairs that are compared (of all ranks), T tokens, D width.
+Legend: N pairs of this rank, M pairs of all ranks, T tokens, D width.
 """
 
 from typing import Literal, NamedTuple
@@ -19,17 +19,17 @@ from engine.collectives import gather_ranks, rank
 
 PairForm = Literal["ntxent", "symmetric"]
 
-# The smallest norm to divide by; the official code's.
+# Smallest norm to divide by, from the official code.
 _EPS = 1e-8
 
 
 class Comparison(NamedTuple):
-    """Similarities of this rank's segments, the anchors, with all segments of the batch, the keys."""
+    """Similarities of this rank's segments (the anchors) with all segments of the batch (the keys)."""
 
     logits: Tensor
     """fp32 [2 N, 2 M], cosine similarity over the temperature."""
     anchor: Tensor
-    """int64 [2 N], rows of the anchors among the keys."""
+    """int64 [2 N], row of each anchor among the keys."""
     anchor_patient: Tensor
     """int64 [2 N]."""
     key_patient: Tensor
@@ -45,8 +45,8 @@ def compare(
         context: [2 N, T, D], the encoder's output.
         patient: int64 [N].
         temperature: tau.
-        own_rank: compare with this rank's segments only; M is then N.
-        constant_norms: differentiate as if the norms in the cosine were constants.
+        own_rank: whether to compare with this rank's segments only; M is then N.
+        constant_norms: whether no gradient flows through the norms in the cosine.
     """
     pooled = context.mean(1, dtype=torch.float32)
     if constant_norms:
@@ -63,9 +63,9 @@ def compare(
 
 
 def pair_candidates(comparison: Comparison, form: PairForm) -> Tensor:
-    """Which keys stand in the denominator of each anchor: its positive, the other segment of its pair, and its negatives.
+    """Returns the keys in the denominator of each anchor: its positive (the other segment of its pair) and its negatives.
 
-    Segments of the anchor's patient elsewhere in the batch are neither positive nor negative.
+    Other segments of the anchor's patient are neither positive nor negative.
 
     Returns:
         bool [2 N, 2 M].
@@ -82,12 +82,13 @@ def pair_candidates(comparison: Comparison, form: PairForm) -> Tensor:
 def pair_loss(comparison: Comparison, form: PairForm) -> tuple[Tensor, dict[str, Tensor]]:
     """The two segments of a pair attract each other and repel those of other patients.
 
-    Mean over segments of the cross-entropy of the other segment of the pair against ``ntxent``: all other segments of the
-    batch; ``symmetric``: all segments of the other half (first or second), which is the mean of both directions.
+    The loss is the mean over segments of the cross-entropy of the other segment of the pair. Its alternatives are, with
+    ``ntxent``, all other segments of the batch, and with ``symmetric`` all segments on the other side of a pair (first or
+    second), which makes it the mean of both directions.
 
     Returns:
-        This rank's loss, and the metrics loss_global and accuracy_global, the share of segments whose positive beats every
-        negative.
+        This rank's loss, and the metrics loss_global and accuracy_global, the fraction of segments whose positive scores higher
+        than every negative.
     """
     candidates = pair_candidates(comparison, form)
     positive_row = (comparison.anchor ^ 1)[:, None]

@@ -1,8 +1,8 @@
-"""The negatives of the local objective, as multiplicities.
+"""Negatives of the local objective, as multiplicities.
 
-Drawing 100 negatives with replacement for a token and summing their exponentials is the same as multiplying the
-exponential of each candidate by the number of times it was drawn. So the similarities of all tokens of a segment are one
-[T, T] matrix product, and log-sum-exp with log-multiplicities is exactly the loss with those 100 draws.
+Summing the exponentials of 100 negatives, drawn with replacement, equals summing the exponential of each candidate times the
+number of times it was drawn. So the similarities of all tokens of a segment are one [T, T] matrix product, and a log-sum-exp
+with log-multiplicities gives exactly the loss of those 100 draws.
 
 Legend: S segments, T tokens, G groups of codes, K negatives per token.
 """
@@ -18,20 +18,20 @@ def draw_negative_counts(key: Tensor, rows: Tensor, mask: Tensor, num_negatives:
     """Draws negatives uniformly with replacement from the other masked tokens of the same segment.
 
     Args:
-        key: int32 scalar, the random key.
-        rows: int64 [S], global numbers of the segments.
+        key: int32 scalar, random key.
+        rows: int64 [S], global row numbers of the segments.
         mask: bool [S, T].
         num_negatives: K.
 
     Returns:
-        fp32 [S, T, T]: how often token j was drawn as a negative for token t. A row sums to K for a masked token of a
-        segment with at least two, and to 0 for any other.
+        fp32 [S, T, T], the number of times that token j was drawn as a negative for token t. Rows of masked tokens sum to K,
+        unless they are alone in their segment; all others sum to 0.
     """
     S, T = mask.shape
     num_others = (mask.sum(1) - 1).clamp(min=1)[:, None, None]
     draws = uniform(key, rows, T * num_negatives).view(S, T, num_negatives)
     chosen = (draws * num_others).long().clamp(max=num_others - 1)
-    # Counted among the others: step over the token itself.
+    # A number among the other tokens: skip the token itself.
     chosen = chosen + (chosen >= masked_ranks(mask)[:, :, None])
     positions = masked_positions(mask).gather(1, chosen.clamp(max=T - 1).flatten(1)).view(S, T, num_negatives)
     usable = (mask & (mask.sum(1, keepdim=True) >= 2)).float()[:, :, None]
@@ -40,7 +40,7 @@ def draw_negative_counts(key: Tensor, rows: Tensor, mask: Tensor, num_negatives:
 
 
 def without_equal_codes(counts: Tensor, codes: Tensor) -> Tensor:
-    """Removes the negatives that are equal to the positive: those with the same code in all groups.
+    """Removes the negatives that equal the positive: those with the same codes in all groups.
 
     Args:
         counts: [S, T, T].
@@ -57,12 +57,12 @@ def contrastive_losses(logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each token's positive against its negatives; equation 1 of the paper with multiplicities.
 
     Args:
-        logits: fp32 [S, T, T], similarity of the context of token t and the target of token j, over the temperature; the
-            positive is on the diagonal.
+        logits: fp32 [S, T, T], similarity of token t's context and token j's target, divided by the temperature; positives are
+            on the diagonal.
         counts: fp32 [S, T, T], multiplicities of the negatives; 0 on the diagonal.
 
     Returns:
-        Losses, fp32 [S, T], and whether the positive beats every negative, bool [S, T].
+        Losses, fp32 [S, T], and whether the positive scores higher than every negative, bool [S, T].
     """
     positive = logits.diagonal(dim1=1, dim2=2)
     candidates = counts + torch.eye(counts.shape[1], device=counts.device)

@@ -1,4 +1,4 @@
-"""Encoder and objective as the one module that is trained."""
+"""Encoder and objective as one module, which is trained."""
 
 from torch import Tensor, nn
 
@@ -11,8 +11,8 @@ class PretrainingModel(nn.Module):
 
     Args:
         encoder: the encoder.
-        objective: built for the encoder's options.
-        seed: of the objective's random draws (masks, negatives, Gumbel noise); dropout uses torch's generator.
+        objective: the objective, made for the encoder's options.
+        seed: seed of the objective's draws (masks, negatives, Gumbel noise); dropout uses PyTorch's generator.
     """
 
     def __init__(self, encoder: Encoder, objective: Objective, seed: int = 0) -> None:
@@ -26,13 +26,13 @@ class PretrainingModel(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the loss of this rank's pairs.
 
-        Every rank must hold the same number of pairs. The draws are a pure function of seed, step and row.
+        Every rank must have the same number of pairs. The draws are a pure function of seed, step and row.
 
         Args:
-            segments: [N, 2, C, T] in mV: N pairs of adjacent segments; the model computes in their dtype (fp32 or bf16).
-            patient: int64 [N].
-            step: number of the optimizer's step, from 0: keys the draws and sets the temperature of the quantizer.
-            row0: row of this rank's first pair in the step's global batch. Micro-batches of one step take different rows.
+            segments: [N, 2, C, T] in mV, N pairs of segments; the model computes in their dtype (fp32 or bf16).
+            patient: int64 [N], patient numbers.
+            step: number of the optimizer step, from 0; determines the draws and the quantizer's temperature.
+            row0: row of this rank's first pair in the step's global batch; micro-batches of a step have different rows.
 
         Returns:
             fp32 scalar loss and detached scalar metrics; their means over ranks are those of the global batch.
@@ -44,6 +44,6 @@ class PretrainingModel(nn.Module):
         return loss, metrics
 
     def flops_per_segment(self, num_samples: int) -> float:
-        """Operations of one training step for one segment: matrix products, forward once, backward twice."""
+        """Returns the FLOPs of one training step for one segment: matrix products, forward once and backward twice."""
         encoder_flops = flops_per_segment(self.encoder.options, self.encoder.num_leads, num_samples)
         return encoder_flops + self.objective.flops_per_segment(self.encoder.num_tokens(num_samples))

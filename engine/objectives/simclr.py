@@ -1,7 +1,7 @@
 """SimCLR: two views of one segment, NT-Xent (the paper's SimCLR(RLM), whose views differ by their lead masks).
 
 T. Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations", https://arxiv.org/abs/2002.05709,
-equation 1. As in the official code there is no projection head: what is compared is the encoder's mean output.
+equation 1. As in the official code there is no projection head: the mean outputs of the encoder are compared.
 
 Legend: N pairs of this rank, C leads, T samples.
 """
@@ -28,9 +28,9 @@ class SimCLROptions(Options):
 class SimCLR(Objective):
     """The two views of a segment attract each other and repel those of other patients.
 
-    The views are made by the loader's augmentations; without any they are equal, and there is little to learn. Loss and
-    metrics (loss_global, accuracy_global) are those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``:
-    another segment of the same patient is no negative, which SimCLR, knowing no patients, cannot say of its images.
+    The loader's augmentations make the views; without any both are equal, and there is little to learn. Loss and metrics
+    (loss_global, accuracy_global) are those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``. Unlike in
+    SimCLR, which knows no patients, other segments of the same patient are not negatives.
     """
 
     options_class: ClassVar[type[Options]] = SimCLROptions
@@ -41,15 +41,15 @@ class SimCLR(Objective):
         self.options = options
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
-        """Nothing is random here."""
+        """Draws nothing."""
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
-        """See :class:`Objective`; the views are encoded without masking."""
+        """See :class:`Objective`; views are encoded without masking."""
         del draws
         output = encoder(segments.flatten(0, 1))
         return pair_loss(compare(output.context, patient, self.options.temperature), "ntxent")
 
     def flops_per_segment(self, num_tokens: int) -> float:
-        """There is no head; see :class:`Objective`."""
+        """See :class:`Objective`; there are no heads."""
         del num_tokens
         return 0.0

@@ -1,7 +1,7 @@
 """The local objective: wav2vec 2.0 on ECG tokens (the paper's W2V).
 
-Equations 1 and 2 of the paper, A. Baevski et al., "wav2vec 2.0", https://arxiv.org/abs/2006.11477, for the diversity
-loss, and the official code for the penalty on the features.
+Equations 1 and 2 of the paper; the diversity loss is from A. Baevski et al., "wav2vec 2.0", https://arxiv.org/abs/2006.11477,
+and the penalty on the features from the official code.
 
 Legend: N pairs, S = 2 N segments, C leads, T tokens, G groups, V codes per group, E final width.
 """
@@ -24,7 +24,7 @@ from engine.objectives.protocol import DrawKeys, Objective
 from engine.options import Options
 
 Masking = Literal["independent_starts", "fixed_count"]
-MIN_SPANS = 2  # of a segment under ``fixed_count``
+MIN_SPANS = 2  # per segment, with ``fixed_count``
 
 
 class W2VOptions(Options):
@@ -72,39 +72,40 @@ class W2VOptions(Options):
 
 
 class W2VDraws(NamedTuple):
-    """What is random in the local objective."""
+    """Random draws of the local objective."""
 
     mask: Tensor
-    """bool [S, T]."""
+    """bool [S, T], the masked tokens."""
     negative_counts: Tensor
-    """fp32 [S, T, T], multiplicities; see :mod:`engine.objectives.negatives`."""
+    """fp32 [S, T, T], multiplicities, see :mod:`engine.objectives.negatives`."""
     gumbel_noise: Tensor | None
-    """fp32 [S, T, G, V]; None chooses the codes by arg-max, as evaluation does."""
+    """fp32 [S, T, G, V]; None, as in evaluation: codes are the arg-max."""
     gumbel_temperature: Tensor | float
+    """Temperature of the quantizer's softmax."""
 
 
 def gumbel_temperature(options: W2VOptions, step: Tensor) -> Tensor:
-    """Temperature of the quantizer's softmax at a step (int64 scalar): fp32 scalar, a pure function."""
+    """Returns the temperature of the quantizer's softmax at a step (int64 scalar): fp32 scalar."""
     decayed = options.gumbel_start * torch.exp(step.double() * math.log(options.gumbel_decay))
     return decayed.clamp(min=options.gumbel_end).float()
 
 
 def perplexity(probabilities: Tensor) -> Tensor:
-    """Sum over groups of exp(entropy): [G, V] -> scalar from G (one code each) to G V (all codes alike)."""
+    """Returns the sum over groups of exp(entropy): [G, V] -> scalar from G (one code each) to G V (uniform)."""
     return torch.exp(-(probabilities * torch.log(probabilities + 1e-7)).sum(-1)).sum()
 
 
 class W2V(Objective):
-    """At each masked token, tell the true quantized latent from those of other masked tokens.
+    """At each masked token, identifies the true quantized latent among those of other masked tokens.
 
     loss = mean over masked tokens of the contrastive loss
          + diversity_weight (G V - perplexity of the mean softmax over masked tokens) / (G V)
          + features_penalty_weight mean squared output of the feature encoder.
 
-    Masked tokens are those of the whole global batch. The penalty stands behind the feature encoder's gradient scale, as in
-    wav2vec 2.0. Metrics: loss_local, loss_diversity, loss_features_penalty (they add up to the loss); accuracy_local, the
-    share of masked tokens whose positive beats every negative; prob_perplexity and code_perplexity, summed over groups;
-    gumbel_temperature.
+    The means are over the masked tokens of the global batch. As in wav2vec 2.0, the gradient of the penalty is scaled by
+    ``feature_grad_scale`` too. Metrics: loss_local, loss_diversity and loss_features_penalty, which sum to the loss;
+    accuracy_local, the fraction of masked tokens whose positive scores higher than every negative; prob_perplexity and
+    code_perplexity, summed over groups; gumbel_temperature.
     """
 
     options_class: ClassVar[type[Options]] = W2VOptions
@@ -132,7 +133,7 @@ class W2V(Objective):
         return W2VDraws(mask, counts, noise, gumbel_temperature(o, keys.step_on(device)))
 
     def _draw_mask(self, keys: DrawKeys, rows: Tensor, num_tokens: int) -> Tensor:
-        """Draws which tokens are masked, as ``masking`` says: bool [S, T]."""
+        """Draws the mask as the option ``masking`` says: bool [S, T]."""
         o, device = self.options, rows.device
         start_key = keys.key("span starts", device)
         if o.masking == "independent_starts":
@@ -151,8 +152,8 @@ class W2V(Objective):
         """Compares contexts with targets.
 
         Returns:
-            Logits fp32 [S, T, T] (context of token t against the target of token j), what the quantizer made of the
-            latents, and the multiplicities of the negatives without those equal to the positive, fp32 [S, T, T].
+            Logits fp32 [S, T, T] of token t's context and token j's target; the quantizer's output; and the multiplicities of
+            the negatives, fp32 [S, T, T], without those that equal the positive.
         """
         quantized: Quantized = self.quantizer(output.latents, draws.gumbel_noise, draws.gumbel_temperature)
         targets = F.normalize(self.target_projection(quantized.vectors).float(), dim=-1)
@@ -161,7 +162,7 @@ class W2V(Objective):
         return contexts @ targets.mT / self.options.temperature, quantized, counts
 
     def local_loss(self, output: EncoderOutput, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss from the encoder's output for all S segments of this rank, encoded with ``draws.mask``."""
+        """Returns loss and metrics from the encoder's output for all S segments of this rank, masked with ``draws.mask``."""
         o = self.options
         logits, quantized, counts = self.contrast(output, draws)
         losses, correct = contrastive_losses(logits, counts)
@@ -188,7 +189,7 @@ class W2V(Objective):
 
     @staticmethod
     def _statistics(quantized: Quantized, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Over the masked tokens of all ranks: mean softmax [G, V], share of each code without noise [G, V], number []."""
+        """Returns, over the masked tokens of all ranks: mean softmax [G, V], code usage without noise [G, V], their number."""
         num_codes = quantized.logits.shape[-1]
         softmax_sum = torch.einsum("st,stgv->gv", weights, quantized.logits.softmax(-1))
         choices = quantizer.one_hot(quantized.logits.argmax(-1), num_codes)
@@ -200,7 +201,7 @@ class W2V(Objective):
         return means[0], means[1], num_masked
 
     def flops_per_segment(self, num_tokens: int) -> float:
-        """Operations of the heads in one training step for one segment; see :class:`Objective`."""
+        """See :class:`Objective`."""
         o = self.options
         heads = o.code_width * o.final_width + self.width * o.final_width + num_tokens * o.final_width
         quantizing = quantizer.flops_per_segment(self.num_features, o.num_codebooks, o.num_codes, o.code_width, num_tokens)

@@ -1,4 +1,4 @@
-"""Local and global objective together (the paper's W2V+CMSC), equation 5: their sum, from one pass through the encoder.
+"""The local and the global objective together (the paper's W2V+CMSC, equation 5): their sum, from one pass of the encoder.
 
 Legend: N pairs, C leads, T tokens.
 """
@@ -25,7 +25,7 @@ class W2VCMSCOptions(Options):
 
 
 class W2VCMSC(Objective):
-    """The sum of :class:`W2V` and :class:`CMSC` on the masked segments; its metrics are those of both."""
+    """The sum of :class:`W2V` and :class:`CMSC` on masked segments, with the metrics of both."""
 
     options_class: ClassVar[type[Options]] = W2VCMSCOptions
 
@@ -35,7 +35,7 @@ class W2VCMSC(Objective):
         self.cmsc = CMSC(options.cmsc, encoder_options)
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> W2VDraws:
-        """The local objective's draws; the global one draws nothing."""
+        """Draws for the local objective; the global one needs nothing."""
         return self.w2v.draw(keys, num_segments, num_tokens, device)
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
@@ -46,5 +46,5 @@ class W2VCMSC(Objective):
         return local + global_, local_metrics | global_metrics
 
     def flops_per_segment(self, num_tokens: int) -> float:
-        """The heads of both; see :class:`Objective`."""
+        """See :class:`Objective`."""
         return self.w2v.flops_per_segment(num_tokens) + self.cmsc.flops_per_segment(num_tokens)

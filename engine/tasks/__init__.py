@@ -1,6 +1,6 @@
 """Tasks: what a trainer trains. A task turns batches into a loss, metrics and a validation score.
 
-protocol.py     what a task is, and how to add one
+protocol.py     the interface of a task, and how to add one
 pretraining.py  self-supervised pre-training with any objective
 evaluators.py   validation metrics: means, or functions of all predictions
 """

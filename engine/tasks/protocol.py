@@ -1,4 +1,4 @@
-"""What a task is: a model, how a batch becomes a loss, and how validation is scored.
+"""The interface of a task: a model, how a batch becomes a loss, and how validation is scored.
 
 To add a task: a file with a subclass of :class:`Task` and a script that trains it; CONTRIBUTING.md has a walk-through.
 """
