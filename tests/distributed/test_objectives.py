@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.collectives import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
 from engine.objectives import W2VCMSC, DrawKeys
 
-OWN_RANK = "w2v_cmsc-official"  # its global loss knows the own rank only
+OWN_RANK = "w2v_cmsc-official"  # its global loss uses negatives from its own rank only
 CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]
 NUM_PAIRS = 6
 STEP, ROW0 = 11, 24
@@ -55,7 +55,7 @@ def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], 
     assert error.norm() <= 3e-6 * expected_gradient.norm()
 
 
-def test_negatives_of_the_own_rank_give_each_rank_its_own_global_loss(results: list[list[Result]]) -> None:
+def test_with_negatives_from_its_own_rank_each_rank_has_its_own_loss(results: list[list[Result]]) -> None:
     both = (metrics for _, metrics, _ in (result[-1] for result in results))
     for number, metrics in enumerate(both):
         pairs = slice(number * NUM_PAIRS // 2, (number + 1) * NUM_PAIRS // 2)

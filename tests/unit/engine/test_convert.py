@@ -1,4 +1,4 @@
-"""The command line of the conversions."""
+"""The command line of convert.py."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[s
     assert f"python engine/convert.py {command[0] if command else 'fairseq'} " in out.split("example:")[1]
 
 
-def test_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
     model, back = tmp_path / "model", tmp_path / "back.pt"
     assert main(["fairseq", str(checkpoint), str(model), "--normalization", "zscore_per_lead"]) == 0
@@ -31,7 +31,7 @@ def test_there_and_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize("command", ["fairseq", "deepspeed", "checkpoint", "to-fairseq", "onnx"])
-def test_a_mistake_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "absent"), str(tmp_path / "out")]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -41,7 +41,7 @@ def test_a_mistake_is_one_line(command: str, tmp_path: Path, capsys: pytest.Capt
 
 
 @pytest.mark.parametrize("words", [[], ["foo"], ["fairseq"], ["fairseq", "a", "b", "--normalization", "minmax"]])
-def test_a_wrong_command_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main(words)
     assert exit_.value.code == 2
@@ -52,7 +52,7 @@ def test_a_wrong_command_is_one_line(words: list[str], capsys: pytest.CaptureFix
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_conversion_leaves_nothing_behind(
+def test_an_interrupted_conversion_leaves_no_files(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))

@@ -1,11 +1,11 @@
-"""Freed memory that is kept."""
+"""Keeping freed memory."""
 
 import subprocess
 import sys
 
 import pytest
 
-# Page faults of making and freeing the same array again and again, before and after.
+# Page faults of allocating and freeing the same arrays repeatedly, before and after.
 _SCRIPT = """
 import resource
 import numpy as np
@@ -14,7 +14,7 @@ from engine.cpu_kernels import keep_freed_memory
 def faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(20):
-        # The larger one lies at the end of the heap, from where it would be trimmed.
+        # The larger one is at the end of the heap, which would be trimmed.
         arrays = [np.ones(2 << 20), np.ones(6 << 20)]
         del arrays
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -27,7 +27,7 @@ print(first, faults())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc")
-def test_an_array_made_again_takes_no_new_pages() -> None:
+def test_a_reallocated_array_needs_no_new_pages() -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, check=True)
     before, after = map(int, done.stdout.split())
     assert after < before / 10

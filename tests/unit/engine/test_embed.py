@@ -1,4 +1,4 @@
-"""The script that embeds recordings."""
+"""The command line of embed.py."""
 
 import os
 import signal
@@ -90,7 +90,7 @@ def test_a_split(run: Run, dataset: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("batch_size", [1, 7, 100])
-def test_neither_batches_nor_threads_matter(run: Run, dataset: Path, tmp_path: Path, workers: int, batch_size: int) -> None:
+def test_batch_size_and_threads_do_not_matter(run: Run, dataset: Path, tmp_path: Path, workers: int, batch_size: int) -> None:
     results = []
     for name, arguments in (("a", ("--workers", 2)), ("b", ("--workers", workers, "--batch-size", batch_size))):
         assert run("--input", dataset, "--output", tmp_path / f"{name}.npz", "--split", "valid", *arguments)[0] == 0
@@ -105,7 +105,7 @@ def test_threads_do_not_change_a_bit(run: Run, dataset: Path, tmp_path: Path) ->
     assert (tmp_path / "1.npz").read_bytes() == (tmp_path / "4.npz").read_bytes()
 
 
-def test_recordings_are_embedded_as_a_dataset_of_them_is(run: Run, tmp_path: Path) -> None:
+def test_recordings_and_their_dataset_have_the_same_embeddings(run: Run, tmp_path: Path) -> None:
     for number, num_samples in enumerate([5000, 12_600, 7000, 2500]):
         write_recording(tmp_path / "in" / "georgia", f"R{number}", random_signal(number, num_samples))
     build_dataset(BuildOptions("physionet2021", (tmp_path / "in",)), tmp_path / "set", num_workers=1)
@@ -134,7 +134,7 @@ def test_any_sampling_rate(run: Run, model: Path, tmp_path: Path, rate: int) -> 
     np.testing.assert_allclose(result["embedding"][0, 1], embed(model, original), atol=0.02)
 
 
-def test_other_storage_and_another_order_of_leads(run: Run, tmp_path: Path) -> None:
+def test_other_formats_and_orders_of_leads(run: Run, tmp_path: Path) -> None:
     signal_uv = random_signal(0)
     write_recording(tmp_path / "mat", "R", signal_uv)
     (tmp_path / "dat").mkdir()
@@ -155,7 +155,7 @@ def test_other_storage_and_another_order_of_leads(run: Run, tmp_path: Path) -> N
     np.testing.assert_array_equal(read(tmp_path / "mat.npz")["embedding"], read(tmp_path / "dat.npz")["embedding"])
 
 
-def test_missing_leads_are_zeros_and_named(run: Run, model: Path, tmp_path: Path) -> None:
+def test_missing_leads_are_zeros_and_reported(run: Run, model: Path, tmp_path: Path) -> None:
     signal_uv = random_signal(0)
     write_recording(tmp_path / "in", "R", signal_uv[[0, 1, 7]], leads=("I", "II", "V2"))
     write_recording(tmp_path / "in", "S", random_signal(1))
@@ -180,7 +180,7 @@ def test_a_subset_of_leads(run: Run, model: Path, dataset: Path, tmp_path: Path,
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][3, 0], expected, atol=1e-5)
 
 
-def test_what_cannot_be_read_is_listed_and_the_rest_written(run: Run, tmp_path: Path) -> None:
+def test_unreadable_recordings_are_reported_and_the_rest_is_written(run: Run, tmp_path: Path) -> None:
     folder = tmp_path / "in"
     write_recording(folder / "a", "Good", random_signal(0))
     write_recording(folder / "a", "Short", random_signal(1, 2000))
@@ -241,7 +241,7 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
         ([], "--input"),
     ],
 )
-def test_mistakes_are_one_line(
+def test_errors_are_one_line(
     run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -255,7 +255,7 @@ def test_mistakes_are_one_line(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "folder.npz", "set"]
 
 
-def test_a_broken_shard_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_broken_shard_is_reported_in_one_line(run: Run, tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "set", {"pretrain": 3})
     shard = folder / "shards" / "pretrain-000000.tar"
     content = bytearray(shard.read_bytes())
@@ -271,7 +271,7 @@ def test_a_broken_shard_is_one_line(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_leaves_nothing_behind(
+def test_an_interrupted_run_leaves_no_files(
     run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     (tmp_path / "out.npz").write_bytes(b"old")
@@ -292,7 +292,7 @@ def test_an_interrupted_run_leaves_nothing_behind(
     assert (tmp_path / "out.npz").read_bytes() == b"old"
 
 
-def test_a_full_disk_is_one_line(run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_in_one_line(run: Run, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 

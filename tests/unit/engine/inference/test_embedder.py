@@ -48,7 +48,7 @@ def test_embeddings_are_those_of_the_model(folder: Path) -> None:
         np.testing.assert_allclose(embedding, model.embed(halves).numpy(), atol=1e-5)
 
 
-def test_segments_that_are_not_whole_are_nan(folder: Path) -> None:
+def test_incomplete_segments_are_nan(folder: Path) -> None:
     embedder = Embedder(load(folder))
     embeddings, num_segments = embedder(make_crops([5000, 2500, 4999, 2499, 0]))
     assert num_segments.tolist() == [2, 1, 1, 0, 0]
@@ -58,7 +58,7 @@ def test_segments_that_are_not_whole_are_nan(folder: Path) -> None:
     assert np.isnan(nothing).all()
 
 
-def test_a_crop_is_embedded_alike_in_any_company(folder: Path) -> None:
+def test_embeddings_do_not_depend_on_the_batch(folder: Path) -> None:
     embedder, crops = Embedder(load(folder)), make_crops([5000, 3000, 5000, 5000, 2600])
     together, _ = embedder(crops)
     for crop, expected in zip(crops, together, strict=True):
@@ -66,7 +66,7 @@ def test_a_crop_is_embedded_alike_in_any_company(folder: Path) -> None:
         np.testing.assert_allclose(alone[0], expected, atol=1e-6)
 
 
-def test_leads_that_are_not_asked_for_are_zero(folder: Path) -> None:
+def test_leads_that_are_not_in_use_are_zero(folder: Path) -> None:
     crops = make_crops([5000, 5000])
     hidden = [
         Crop(crop.key, np.where([[lead in {"I", "V2"}] for lead in LEADS], crop.signal, 0).astype(np.int16), 5000, LEADS)
@@ -79,7 +79,7 @@ def test_leads_that_are_not_asked_for_are_zero(folder: Path) -> None:
     assert np.abs(seen - everything).max() > 1e-3
 
 
-def test_a_model_of_some_leads_gets_them_in_its_own_order(tmp_path: Path) -> None:
+def test_leads_are_in_the_models_order(tmp_path: Path) -> None:
     folder = save_tiny_encoder(tmp_path / "model", leads=("V2", "I"))
     embedder = Embedder(load(folder))
     assert embedder.leads == ("V2", "I")
@@ -88,7 +88,7 @@ def test_a_model_of_some_leads_gets_them_in_its_own_order(tmp_path: Path) -> Non
     np.testing.assert_allclose(embedder([crop])[0][0, 0], load(folder).embed(segment[None])[0].numpy(), atol=1e-5)
 
 
-def test_leads_the_model_does_not_take_are_refused(tmp_path: Path) -> None:
+def test_leads_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
     model = load(save_tiny_encoder(tmp_path / "model", leads=("I", "II")))
     with pytest.raises(UserError, match=r"has no lead V1; choose among I, II"):
         Embedder(model, ["I", "V1"])
@@ -124,7 +124,7 @@ def test_bf16_is_near_fp32(folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 0.05)])
-def test_a_gpu_gives_the_same(zscore_folder: Path, precision: Precision, tolerance: float) -> None:
+def test_embeddings_on_a_gpu_are_the_same(zscore_folder: Path, precision: Precision, tolerance: float) -> None:
     crops = make_crops([5000, 3000, 1000, 5000])
     expected, num_segments = Embedder(load(zscore_folder), ["I", "II", "V2"])(crops)
     embeddings, same_num = Embedder(load(zscore_folder), ["I", "II", "V2"], "cuda", precision)(crops)
@@ -132,9 +132,9 @@ def test_a_gpu_gives_the_same(zscore_folder: Path, precision: Precision, toleran
     np.testing.assert_allclose(embeddings, expected, atol=tolerance * np.nanmax(np.abs(expected)))
 
 
-def test_no_gradient_is_kept_and_nothing_is_random(folder: Path) -> None:
+def test_embedding_is_deterministic(folder: Path) -> None:
     model = load(folder)
-    model.train()  # as someone may have left it
+    model.train()  # the embedder must not rely on the mode
     embedder = Embedder(model)
     crops = make_crops([5000])
     np.testing.assert_array_equal(embedder(crops)[0], embedder(crops)[0])
@@ -155,7 +155,7 @@ def test_segments_of_another_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"), [({"sampling_rate": 250}, "250 Hz"), ({"segment_samples": 5001}, "5001 samples")]
 )
-def test_a_model_of_other_signals_is_refused(tmp_path: Path, config: dict[str, int], message: str) -> None:
+def test_models_of_other_signals_are_refused(tmp_path: Path, config: dict[str, int], message: str) -> None:
     with pytest.raises(UserError, match=message) as caught:
         Embedder(load(save_tiny_encoder(tmp_path / "model", **config)))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Embeddings on disk, and the file of them."""
+"""Embeddings on disk, and the output file."""
 
 import tracemalloc
 import zipfile
@@ -16,7 +16,7 @@ _KEYS = st.lists(_KEY, unique=True, max_size=20)
 
 
 def fill(store: EmbeddingStore, keys: list[str], batch_size: int, shape: tuple[int, int] = (2, 3)) -> np.ndarray:
-    """Adds crops whose values tell their places; returns these [N, K, D]."""
+    """Adds crops with values that identify them; returns these [N, K, D]."""
     values = np.arange(len(keys) * shape[0] * shape[1], dtype=np.float32).reshape(len(keys), *shape)
     for start in range(0, len(keys), batch_size):
         part = slice(start, start + batch_size)
@@ -25,9 +25,7 @@ def fill(store: EmbeddingStore, keys: list[str], batch_size: int, shape: tuple[i
 
 
 @given(keys=_KEYS, batch_size=st.integers(1, 7))
-def test_everything_comes_back_in_the_order_of_the_keys(
-    tmp_path_factory: pytest.TempPathFactory, keys: list[str], batch_size: int
-) -> None:
+def test_the_file_is_sorted_by_key(tmp_path_factory: pytest.TempPathFactory, keys: list[str], batch_size: int) -> None:
     folder = tmp_path_factory.mktemp("store")
     with EmbeddingStore(folder, 2, 3) as store:
         values = fill(store, keys, batch_size)
@@ -62,7 +60,7 @@ def test_missing_segments_stay_nan(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded["embedding"], values)
 
 
-def test_equal_embeddings_give_equal_bytes_in_whatever_order_they_came(tmp_path: Path) -> None:
+def test_bytes_do_not_depend_on_the_order_of_addition(tmp_path: Path) -> None:
     for name, order in (("a", [0, 1, 2]), ("b", [2, 0, 1])):
         folder = tmp_path / name
         folder.mkdir()
@@ -82,7 +80,7 @@ def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
             store.add(["b"], np.zeros((1, 1, 1), np.float32), np.array([1]))
 
 
-def test_skipped_recordings_come_back_in_order(tmp_path: Path) -> None:
+def test_skipped_recordings_are_in_order(tmp_path: Path) -> None:
     with EmbeddingStore(tmp_path, 1, 1) as store:
         store.add_skipped("b", "NaN")
         store.add_skipped("a", "flat")
@@ -120,7 +118,7 @@ def test_memory_does_not_grow_with_the_number_of_crops(tmp_path: Path) -> None:
         tracemalloc.stop()
         return most
 
-    peak(100)  # what is imported or cached once
+    peak(100)  # imports and caches
     few, many = peak(2_000), peak(20_000)
     # The values alone are 9 MB more.
     assert many - few < 200_000

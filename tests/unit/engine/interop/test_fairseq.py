@@ -1,4 +1,4 @@
-"""Official checkpoints to our folder and back: nothing random, nothing lost, and the official outputs."""
+"""Official checkpoints to the native folder and back: nothing random, nothing lost, and the official outputs."""
 
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def convert(
 
 
 def refused(tmp_path: Path, weights: dict[str, Tensor], **changes: object) -> str:
-    """The one line with which a checkpoint is refused."""
+    """Returns the line with which a checkpoint is refused."""
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm", **changes), weights)
     with pytest.raises(UserError) as error:
         import_fairseq(checkpoint, tmp_path / "model")
@@ -49,7 +49,7 @@ def refused(tmp_path: Path, weights: dict[str, Tensor], **changes: object) -> st
 
 
 def exported(tmp_path: Path) -> dict[str, Tensor]:
-    """The state dict of what goes back."""
+    """Returns the state dict of the exported checkpoint."""
     export_fairseq(tmp_path / "model", tmp_path / "back.pt")
     weights: dict[str, Tensor] = torch.load(tmp_path / "back.pt", weights_only=True)["model"]
     return weights
@@ -67,7 +67,7 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 
 @NORMS
-def test_gives_the_official_outputs(tmp_path: Path, norm: FeatureNorm) -> None:
+def test_outputs_equal_the_official_ones(tmp_path: Path, norm: FeatureNorm) -> None:
     golden = load_golden(norm)
     model = convert(tmp_path, official_weights(golden), norm)
     with torch.no_grad():
@@ -81,7 +81,7 @@ def test_gives_the_official_outputs(tmp_path: Path, norm: FeatureNorm) -> None:
 
 
 @NORMS
-def test_fine_tuned_gives_the_official_logits(tmp_path: Path, norm: FeatureNorm) -> None:
+def test_logits_equal_the_official_ones(tmp_path: Path, norm: FeatureNorm) -> None:
     golden = load_golden(norm)
     weights = fine_tuned(official_weights(golden))
     model = convert(
@@ -105,14 +105,14 @@ def test_round_trip_is_bit_for_bit(tmp_path: Path, norm: FeatureNorm) -> None:
     assert model.config.kind == "pretraining"
     assert model.encoder.options.norm == norm
     assert_identical(exported(tmp_path), weights)
-    # And once more from what went out, so that its cfg says the same.
+    # Importing the exported checkpoint also checks its cfg.
     import_fairseq(tmp_path / "back.pt", tmp_path / "again")
     again = engine.models.load(tmp_path / "again")
     assert_identical(again.state_dict(), model.state_dict())
     assert again.config.model_dump(exclude={"provenance"}) == model.config.model_dump(exclude={"provenance"})
 
 
-def test_older_names_are_the_same_weights(tmp_path: Path) -> None:
+def test_older_names_are_accepted(tmp_path: Path) -> None:
     weights = random_weights("group_norm")
     old = {
         name.replace("conv_pos.pos_conv.0.", "encoder.pos_conv.0."): tensor for name, tensor in with_old_names(weights).items()
@@ -129,14 +129,14 @@ def test_both_names_of_one_weight_are_refused(tmp_path: Path) -> None:
     assert "weight_g" in line
 
 
-def test_every_key_of_the_file_is_used_or_named(tmp_path: Path) -> None:
+def test_every_key_of_the_file_is_used_or_reported(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
     notes = import_fairseq(checkpoint, tmp_path / "model")
     ignored = {note.split()[1] for note in notes if note.startswith("ignored: ")}
     assert ignored == {"args", "criterion", "optimizer_history", "task_state", "extra_state", "last_optimizer_state"}
 
 
-def test_heads_that_ours_has_no_place_for_are_named(tmp_path: Path) -> None:
+def test_unused_heads_are_reported(tmp_path: Path) -> None:
     weights = {name: tensor for name, tensor in random_weights("group_norm").items() if "quantizer" not in name}
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm", quantize_targets=False), weights)
     notes = import_fairseq(checkpoint, tmp_path / "model")
@@ -151,12 +151,12 @@ def test_encoders_without_heads(tmp_path: Path, name: str) -> None:
     weights = {name: tensor for name, tensor in random_weights("layer_norm").items() if not name.startswith(heads)}
     model = convert(tmp_path, weights, "layer_norm", _name=name, apply_mask=False)
     assert model.config.kind == "encoder"
-    assert not model.encoder.mask_embedding.embedding.any()  # zero and never random
+    assert not model.encoder.mask_embedding.embedding.any()  # zero, not random
     assert_identical(exported(tmp_path), weights)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_the_encoder_of_every_objective_goes_out_and_comes_back(tmp_path: Path, name: str) -> None:
+def test_the_encoder_of_every_objective_survives_a_round_trip(tmp_path: Path, name: str) -> None:
     options = tiny_encoder_options()
     objective = objective_section(name, {})
     config = ModelConfig(kind="pretraining", encoder=options, objective=objective)
@@ -180,7 +180,7 @@ def test_identification_keeps_the_encoder(tmp_path: Path) -> None:
     assert engine.models.load(tmp_path / "model").config.kind == "encoder"
 
 
-def test_any_size_that_the_cfg_states(tmp_path: Path) -> None:
+def test_any_architecture_in_the_cfg(tmp_path: Path) -> None:
     options = EncoderOptions(
         feature_channels=24,
         feature_blocks=3,
@@ -210,7 +210,7 @@ def test_any_size_that_the_cfg_states(tmp_path: Path) -> None:
     assert again.config.normalization == "zscore_per_lead"
 
 
-def test_a_projection_that_has_no_official_form_is_refused(tmp_path: Path) -> None:
+def test_a_projection_without_an_official_form_is_refused(tmp_path: Path) -> None:
     options = EncoderOptions(feature_channels=32, width=32, depth=1, num_heads=4, mlp_width=8, pos_kernel=4, pos_groups=4)
     config = ModelConfig(kind="encoder", encoder=options)
     save_model(tmp_path / "model", config, {n: torch.ones(t.shape) for n, t in empty_tensors("here", config).items()})
@@ -239,7 +239,7 @@ def test_label_names_from_a_file(tmp_path: Path, suffix: str) -> None:
     ("content", "word"),
     [(b"title\nAF\n", "needs a column 'name'"), (b"name\n" + 200_000 * b"A", "field"), (b"name\n\xff", "not UTF-8")],
 )
-def test_a_csv_file_of_something_else_is_one_line(tmp_path: Path, content: bytes, word: str) -> None:
+def test_other_csv_files_are_refused(tmp_path: Path, content: bytes, word: str) -> None:
     cfg = golden_cfg("group_norm", _name="ecg_transformer_classifier", num_labels=NUM_LABELS)
     checkpoint = save_checkpoint(tmp_path / "dx.pt", cfg, fine_tuned(random_weights("group_norm")))
     (tmp_path / "labels.csv").write_bytes(content)
@@ -249,7 +249,7 @@ def test_a_csv_file_of_something_else_is_one_line(tmp_path: Path, content: bytes
     assert "\n" not in str(error.value)
 
 
-def test_what_a_checkpoint_does_not_say_is_told(tmp_path: Path) -> None:
+def test_assumptions_are_reported(tmp_path: Path) -> None:
     cfg = golden_cfg("group_norm", _name="linear_projection", num_labels=NUM_LABELS)
     cfg["task"]["filter"] = True
     checkpoint = save_checkpoint(tmp_path / "dx.pt", cfg, fine_tuned(random_weights("group_norm")))
@@ -261,7 +261,7 @@ def test_what_a_checkpoint_does_not_say_is_told(tmp_path: Path) -> None:
     assert "somebody" not in (tmp_path / "model" / "config.json").read_text()
 
 
-def test_standardized_input_is_not_passed_over(tmp_path: Path) -> None:
+def test_standardized_input_is_refused(tmp_path: Path) -> None:
     cfg = golden_cfg("group_norm")
     cfg["task"]["normalize"] = True
     checkpoint = save_checkpoint(tmp_path / "official.pt", cfg, random_weights("group_norm"))
@@ -300,7 +300,7 @@ def test_the_other_norm_is_refused(tmp_path: Path) -> None:
     assert "conv_layers.0.2.1" in refused(tmp_path, random_weights("group_norm"), extractor_mode="layer_norm")
 
 
-def test_broken_numbers_are_refused(tmp_path: Path) -> None:
+def test_nonfinite_weights_are_refused(tmp_path: Path) -> None:
     weights = random_weights("group_norm")
     weights["encoder.layers.0.fc1.weight"][3, 4] = float("nan")
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), weights)
@@ -310,7 +310,7 @@ def test_broken_numbers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [torch.arange(64), torch.eye(64).to_sparse(), torch.zeros(64, device="meta"), "text", 3])
-def test_what_is_no_weight_is_refused(tmp_path: Path, value: object) -> None:
+def test_values_that_are_not_weights_are_refused(tmp_path: Path, value: object) -> None:
     weights = random_weights("group_norm") | {"mask_emb": value}
     assert "mask_emb" in refused(tmp_path, weights)  # type: ignore[arg-type]
 
@@ -322,7 +322,7 @@ def test_another_kind_of_checkpoint_is_refused(tmp_path: Path, content: object) 
         import_fairseq(tmp_path / "other.pt", tmp_path / "model")
 
 
-def test_existing_files_are_left_alone(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "notes.txt").write_text("mine")

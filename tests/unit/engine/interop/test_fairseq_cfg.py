@@ -1,4 +1,4 @@
-"""The cfg is read as data: strictly, by type, and never evaluated."""
+"""The cfg is read strictly, by type, and never evaluated."""
 
 from typing import Any
 
@@ -61,13 +61,13 @@ def mistake(cfg: Any) -> str:
     return str(error.value)
 
 
-def test_an_expression_is_one_line() -> None:
+def test_expressions_are_refused_in_one_line() -> None:
     line = mistake(golden_cfg("group_norm", conv_feature_layers="__import__('os').system('touch here')"))
     assert "cfg.model.conv_feature_layers" in line
     assert "expressions are not evaluated" in line
 
 
-def test_an_unknown_model_is_told_the_known_ones() -> None:
+def test_an_unknown_model_lists_the_known_ones() -> None:
     line = mistake(golden_cfg("group_norm", _name="resnet"))
     assert all(name in line for name in ("resnet", *MODELS))
 
@@ -101,12 +101,12 @@ def test_an_unknown_model_is_told_the_known_ones() -> None:
         ("_name", ["wav2vec2"]),
     ],
 )
-def test_a_wrong_value_is_one_line_that_names_it(key: str, value: object) -> None:
+def test_wrong_values_are_named_in_one_line(key: str, value: object) -> None:
     mistake(golden_cfg("group_norm", **{key: value}))
 
 
 @pytest.mark.parametrize("rate", [250.0, "250", 0, -1, None])
-def test_a_sampling_rate_is_never_guessed(rate: object) -> None:
+def test_sampling_rates_are_never_guessed(rate: object) -> None:
     cfg = golden_cfg("group_norm")
     cfg["task"]["sample_rate"] = 250
     assert read_cfg("file.pt", cfg).task.sample_rate == 250
@@ -117,11 +117,11 @@ def test_a_sampling_rate_is_never_guessed(rate: object) -> None:
 @pytest.mark.parametrize(
     "cfg", [None, {}, [], "cfg", {"model": None}, {"model": "wav2vec2"}, {"model": {}}, {"model": {"_name": 1}}]
 )
-def test_a_cfg_of_another_form_is_one_line(cfg: object) -> None:
+def test_a_cfg_of_another_form_is_refused(cfg: object) -> None:
     mistake(cfg)
 
 
-def test_absent_keys_have_the_official_defaults() -> None:
+def test_missing_keys_have_the_official_defaults() -> None:
     model = read_cfg("file.pt", {"model": {"_name": "wav2vec2_cmsc", "quantize_targets": True, "final_dim": 256}})
     encoder = model.encoder
     assert (model.num_leads, encoder.feature_channels, encoder.feature_blocks, encoder.norm) == (12, 256, 4, "group_norm")
@@ -140,7 +140,7 @@ def test_final_and_latent_widths_fall_back_as_officially() -> None:
     assert (model.objective["final_width"], model.objective["code_width"]) == (768, 128)
 
 
-def test_a_fine_tuned_encoder_is_that_of_its_pre_training() -> None:
+def test_a_fine_tuned_encoder_is_described_by_its_pre_training() -> None:
     cfg = golden_cfg("layer_norm")
     tuned = {"_name": "ecg_transformer_classifier", "num_labels": 3, "args": cfg, "dropout": 0.2}
     encoder = read_cfg("file.pt", {"model": tuned}).encoder

@@ -1,4 +1,4 @@
-"""The ONNX file gives what the model gives, and is not written unless it does."""
+"""The ONNX file has the model's outputs, and is written only if it does."""
 
 import json
 import sys
@@ -26,7 +26,7 @@ def save_model(folder: Path, norm: FeatureNorm, normalization: Normalization, *,
         torch.manual_seed(seed)
         options = tiny_encoder_options(norm=norm, depth=1, dropout=0.1)
         modules = {"encoder.": Encoder(options, num_leads=3), "head.": ClassificationHead(32, 2)}
-        # As after training: with weights as at the start, every embedding would be nearly the same.
+        # As after training: with initial weights, all embeddings would be nearly the same.
         tensors = {
             p + n: t + 0.1 * torch.randn(t.shape) for p, module in modules.items() for n, t in module.state_dict().items()
         }
@@ -52,7 +52,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.parametrize(("batch", "samples"), [(1, 2500), (4, 2500), (2, 5000), (3, 1237), (1, 16), (7, 47)])
-def test_any_batch_and_length_gives_what_the_model_gives(classifier: tuple[Path, Path], batch: int, samples: int) -> None:
+def test_outputs_equal_the_models_for_any_batch_size_and_length(
+    classifier: tuple[Path, Path], batch: int, samples: int
+) -> None:
     folder, file = classifier
     segments = torch.randn(batch, 3, samples, generator=torch.Generator().manual_seed(samples))
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
@@ -70,7 +72,7 @@ def _assert_near(actual: Tensor, expected: Tensor) -> None:
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=0)
 
 
-def test_the_file_says_what_goes_in_and_out(classifier: tuple[Path, Path]) -> None:
+def test_the_file_describes_input_and_output(classifier: tuple[Path, Path]) -> None:
     session = onnxruntime.InferenceSession(classifier[1], providers=["CPUExecutionProvider"])
     assert [(value.name, value.shape) for value in session.get_inputs()] == [("segments", ["batch", 3, "samples"])]
     assert {value.name: value.shape for value in session.get_outputs()} == {
@@ -86,14 +88,14 @@ def test_the_file_says_what_goes_in_and_out(classifier: tuple[Path, Path]) -> No
 
 
 @pytest.mark.slow
-def test_an_encoder_of_the_other_norm(tmp_path: Path) -> None:
+def test_group_norm(tmp_path: Path) -> None:
     save_model(tmp_path / "model", "layer_norm", "none", is_classifier=False)
     notes = export_onnx(tmp_path / "model", tmp_path / "new" / "model.onnx")
     assert "outputs: embedding, tokens" in notes
     assert (tmp_path / "new" / "model.onnx").is_file()
 
 
-def test_a_file_that_gives_something_else_is_not_written(
+def test_a_file_with_other_results_is_not_written(
     classifier: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(tmp_path / "model", "group_norm", "zscore_per_lead", seed=1, is_classifier=True)
@@ -104,12 +106,12 @@ def test_a_file_that_gives_something_else_is_not_written(
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_without_its_packages_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"onnxruntime is not installed: pip install 'ecg-engine\[onnx\]'"):
         export_onnx(tmp_path / "model", tmp_path / "model.onnx")
 
 
-def test_an_existing_file_is_left_alone(classifier: tuple[Path, Path]) -> None:
+def test_existing_files_are_not_overwritten(classifier: tuple[Path, Path]) -> None:
     with pytest.raises(UserError, match="already exists"):
         export_onnx(*classifier)

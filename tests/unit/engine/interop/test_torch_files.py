@@ -1,4 +1,4 @@
-"""Files of torch.save that are damaged, foreign or hostile."""
+"""Files of torch.save that are damaged, foreign or malicious."""
 
 import contextlib
 import io
@@ -17,7 +17,7 @@ from engine.options import UserError
 
 
 class Touch:
-    """A pickle that makes a file when it is read."""
+    """A pickle that creates a file when it is read."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -27,7 +27,7 @@ class Touch:
 
 
 class Evaluate:
-    """One that evaluates text."""
+    """A pickle that evaluates text."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -68,7 +68,7 @@ def test_code_in_a_file_is_not_run(tmp_path: Path, new: bool) -> None:
         line = refused(path)
         assert "could run code" in line
         assert not trace.exists()
-    # The bomb does work, where it is let.
+    # It does run where that is allowed.
     torch.load(tmp_path / "bomb1.pt", weights_only=False)
     assert trace.exists()
 
@@ -96,7 +96,7 @@ def test_another_zip_is_refused(tmp_path: Path) -> None:
     refused(tmp_path / "file.pt")
 
 
-def test_a_folder_and_nothing_at_all_are_refused(tmp_path: Path) -> None:
+def test_folders_and_missing_files_are_refused(tmp_path: Path) -> None:
     refused(tmp_path)
     refused(tmp_path / "absent.pt")
 
@@ -124,5 +124,5 @@ def test_a_damaged_file_is_refused_or_read(tmp_path_factory: pytest.TempPathFact
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path = tmp_path_factory.mktemp("bits") / "file.pt"
     path.write_bytes(content)
-    with contextlib.suppress(UserError):  # damage may fall on numbers, which carry no check sum
+    with contextlib.suppress(UserError):  # damaged numbers are not noticed: they have no checksum
         read_torch_file(path)

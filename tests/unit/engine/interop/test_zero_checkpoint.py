@@ -1,4 +1,4 @@
-"""A run's checkpoint, of every format version and ZeRO stage, to our folder."""
+"""A run's checkpoint, of every format version and ZeRO stage, to the native folder."""
 
 import json
 from collections.abc import Callable
@@ -78,12 +78,12 @@ def write_new(folder: Path, **changes: Any) -> dict[str, Tensor]:
     return weights
 
 
-def test_gives_the_weights_of_the_run(tmp_path: Path) -> None:
+def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
     check_model(tmp_path, write_new(tmp_path / "step-00000007"))
 
 
 @OLD
-def test_gives_the_weights_of_an_older_releases_run(tmp_path: Path, stage: int, num_ranks: int) -> None:
+def test_the_weights_of_an_older_checkpoint_are_those_of_the_run(tmp_path: Path, stage: int, num_ranks: int) -> None:
     check_model(tmp_path, write_old(tmp_path / "step-00000007", stage, num_ranks))
 
 
@@ -166,7 +166,7 @@ def refused(tmp_path: Path) -> str:
     return str(error.value)
 
 
-def test_an_older_checkpoint_names_the_leads_among_the_data(tmp_path: Path) -> None:
+def test_older_checkpoints_have_the_leads_in_the_data_section(tmp_path: Path) -> None:
     weights = write_old(tmp_path / "new", 0, 1)
     config = json.loads((tmp_path / "new" / "checkpoint.json").read_text())["config"]
     older = {"data": {"leads": 2}, "model": config["model"] | {"num_leads": 2}, "objective": config["objective"]}
@@ -218,14 +218,14 @@ def test_another_folder_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [{}, [], {"module": None}, torch.zeros(2)])
-def test_files_of_something_else_are_refused(tmp_path: Path, content: object) -> None:
+def test_foreign_files_are_refused(tmp_path: Path, content: object) -> None:
     write_old(tmp_path / "step", 0, 1)
     replace_file(tmp_path / "step", MODEL_FILE, content)
     assert "DeepSpeed" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("weight", [3, None, torch.arange(2), torch.zeros(2, device="meta")])
-def test_what_is_no_weight_is_refused(tmp_path: Path, weight: object) -> None:
+def test_values_that_are_not_weights_are_refused(tmp_path: Path, weight: object) -> None:
     write_old(tmp_path / "step", 0, 1)
     replace_file(tmp_path / "step", MODEL_FILE, {"module": {"w": weight}})
     assert "module.w is not a plain" in refused(tmp_path)
@@ -248,7 +248,7 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path, convert: Callable[[Path
     assert not trace.exists()
 
 
-def test_the_folder_is_one_that_loads_anywhere(tmp_path: Path) -> None:
+def test_the_folder_contains_no_paths(tmp_path: Path) -> None:
     write_new(tmp_path / "step")
     import_checkpoint(tmp_path / "step", tmp_path / "model")
     assert str(tmp_path) not in (tmp_path / "model" / "config.json").read_text()

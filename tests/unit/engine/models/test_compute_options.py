@@ -1,4 +1,4 @@
-"""Whatever formulation a run chooses, the encoder is the same function of the same weights."""
+"""The encoder is the same function of the same weights for all compute options."""
 
 from typing import get_args
 
@@ -13,7 +13,7 @@ from engine.models.positional_formulations import FORMULATIONS, PositionalFormul
 
 DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)
-POSITIONAL = [ComputeOptions(positional=name) for name in FORMULATIONS if name != "triton"]  # which needs a GPU
+POSITIONAL = [ComputeOptions(positional=name) for name in FORMULATIONS if name != "triton"]  # it needs a GPU
 VARIANTS = [*POSITIONAL, ComputeOptions(attention="plain"), CHECKPOINTING]
 
 
@@ -24,7 +24,7 @@ def run(
     compiled: bool = False,
     options: dict[str, float] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The context, all gradients, and the state of torch's generator after a forward and backward pass."""
+    """Returns context, gradients, and the state of PyTorch's generator after a forward and backward pass."""
     torch.manual_seed(0)
     encoder = Encoder(tiny_encoder_options(**(options or {})), compute=compute)
     segments = torch.randn(2, 12, 640, generator=torch.Generator().manual_seed(1))
@@ -65,9 +65,9 @@ def test_every_variant_gives_the_same_context_and_gradients(compute: ComputeOpti
     torch.testing.assert_close(grad, expected_grad, rtol=1e-3, atol=1e-6)
 
 
-# torch's compiler instantiates the base class of autograd functions itself.
+# PyTorch's compiler instantiates the base class of autograd functions itself.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_the_formulations_for_a_gpu_are_one_graph() -> None:
+def test_formulations_for_gpus_compile_to_one_graph() -> None:
     torch.compiler.reset()
     compute = ComputeOptions(positional="toeplitz", activation_checkpointing=True)
     (context, grad, _), (expected, expected_grad, _) = (run(compute, compiled=c, options={"depth": 1}) for c in (True, False))
@@ -86,12 +86,12 @@ def test_flash_attention_equals_products_and_softmax_on_a_cpu() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_kernel_that_is_asked_for_is_never_replaced_by_another() -> None:
+def test_a_chosen_kernel_is_never_replaced() -> None:
     q = torch.randn(1, 2, 5, 4)
     with pytest.raises(RuntimeError):
         attention(q, q, q, 0.5, "flash")  # on a CPU it has no dropout
 
 
-def test_the_names_in_a_configuration_are_those_of_the_tables() -> None:
+def test_configurations_have_the_names_of_the_tables() -> None:
     assert set(get_args(PositionalFormulation)) == {"auto", *FORMULATIONS}
     assert set(get_args(AttentionBackend)) == {"auto", "plain", *SDPA_BACKENDS}

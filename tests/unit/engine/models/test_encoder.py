@@ -1,4 +1,4 @@
-"""The encoder: sizes, formulations against torch's convolutions, gradients, dropout, dtypes."""
+"""The encoder: sizes, comparisons with PyTorch's modules, gradients, dropout, dtypes."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ NORMS: list[FeatureNorm] = ["layer_norm", "group_norm"]
 
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("num_samples", [2500, 2496, 2511, 16, 31])
-def test_feature_encoder_equals_torchs_convolutions(norm: FeatureNorm, num_samples: int) -> None:
+def test_feature_encoder_equals_pytorchs_convolutions(norm: FeatureNorm, num_samples: int) -> None:
     torch.manual_seed(0)
     encoder = FeatureEncoder(num_leads=3, num_channels=8, num_blocks=4, norm=norm)
     segments = torch.randn(2, 3, num_samples)
@@ -41,7 +41,7 @@ def test_feature_encoder_equals_torchs_convolutions(norm: FeatureNorm, num_sampl
 
 
 @pytest.mark.parametrize("kernel", [16, 7, 1])
-def test_positional_convolution_equals_torchs_weight_norm(kernel: int) -> None:
+def test_positional_convolution_equals_pytorchs_weight_norm(kernel: int) -> None:
     torch.manual_seed(0)
     ours = PositionalConvolution(width=24, kernel=kernel, num_groups=4)
     theirs = weight_norm(nn.Conv1d(24, 24, kernel, padding=kernel // 2, groups=4), name="weight", dim=2)
@@ -63,14 +63,14 @@ def test_positional_convolution_equals_torchs_weight_norm(kernel: int) -> None:
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_positional_convolution_starts_as_wav2vecs() -> None:
+def test_positional_convolution_is_initialized_as_in_wav2vec() -> None:
     torch.manual_seed(0)
     module = PositionalConvolution(width=64, kernel=32, num_groups=4)
     assert module.weight().std().item() == pytest.approx((4 / (32 * 64)) ** 0.5, rel=0.02)
     torch.testing.assert_close(module.weight(), module.weight_v)
 
 
-def test_block_equals_torchs_post_ln_transformer_layer() -> None:
+def test_block_equals_pytorchs_post_ln_transformer_layer() -> None:
     torch.manual_seed(0)
     ours = Block(width=24, num_heads=3, mlp_width=40, dropout=0.0, attention_dropout=0.0)
     theirs = nn.TransformerEncoderLayer(24, 3, 40, dropout=0.0, activation="gelu", batch_first=True)
@@ -161,9 +161,9 @@ def test_base_model_has_the_papers_size() -> None:
     assert flops_per_segment(options, 12, 2500) / 1e9 == pytest.approx(87.6, abs=0.5)
 
 
-def test_flops_are_those_torch_counts() -> None:
+def test_flops_equal_pytorchs_count() -> None:
     options = tiny_encoder_options(attention_dropout=0.0)
-    # Without values: the counter does not know the products that run on a CPU. Other formulations have more operations.
+    # On the meta device: the counter does not know the CPU kernels. Other formulations have more operations.
     with torch.device("meta"):
         encoder, segments = Encoder(options, compute=ComputeOptions(positional="conv2d")), torch.randn(1, 12, 2496)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

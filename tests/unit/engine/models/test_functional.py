@@ -12,14 +12,14 @@ from engine.models.functional import attention, dropout, linear, softmax
 @pytest.mark.parametrize("with_bias", [True, False])
 @pytest.mark.parametrize("shape", [(7, 12), (3, 5, 12), (1, 1, 12), (2, 3, 4, 12)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_linear_equals_torchs(dtype: torch.dtype, shape: tuple[int, ...], with_bias: bool) -> None:
+def test_linear_equals_pytorchs(dtype: torch.dtype, shape: tuple[int, ...], with_bias: bool) -> None:
     torch.manual_seed(0)
     x = torch.randn(shape).to(dtype).requires_grad_()
     weight = torch.randn(20, 12).to(dtype).requires_grad_()
     inputs = [x, weight]
     if with_bias:
         inputs.append(torch.randn(20).to(dtype).requires_grad_())
-    # In fp64: torch may round a product in bf16 before it adds the bias, and what DeepSpeed puts in its place does so.
+    # In fp64: PyTorch may round a bf16 product before it adds the bias, and DeepSpeed's replacement does.
     exact_inputs = [each.detach().double().requires_grad_() for each in inputs]
     ours, theirs = linear(*inputs), F.linear(*exact_inputs)
     upstream = torch.randn_like(ours)
@@ -30,7 +30,7 @@ def test_linear_equals_torchs(dtype: torch.dtype, shape: tuple[int, ...], with_b
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_linear_takes_a_bias_of_any_strides(dtype: torch.dtype) -> None:
+def test_linear_accepts_a_bias_of_any_strides(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(7, 12).to(dtype), torch.randn(20, 12).to(dtype)
     for bias in (torch.randn(40).to(dtype)[::2], torch.randn(1).to(dtype).expand(20)):
@@ -38,7 +38,7 @@ def test_linear_takes_a_bias_of_any_strides(dtype: torch.dtype) -> None:
         torch.testing.assert_close(linear(x, weight, bias), exact.to(dtype))
 
 
-def test_linear_takes_any_strides_and_skips_what_needs_no_gradient() -> None:
+def test_linear_accepts_any_strides_and_computes_only_needed_gradients() -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(12, 5, 3).permute(2, 1, 0), torch.randn(12, 20).T.requires_grad_()
     y = linear(x, weight)
@@ -51,7 +51,7 @@ def test_linear_takes_any_strides_and_skips_what_needs_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_attention_equals_torchs(dtype: torch.dtype) -> None:
+def test_attention_equals_pytorchs(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     q, k, v = inputs = [torch.randn(2, 3, 9, 8).to(dtype).requires_grad_() for _ in range(3)]
     ours, theirs = attention(q, k, v, 0.0), F.scaled_dot_product_attention(q, k, v)
@@ -63,7 +63,7 @@ def test_attention_equals_torchs(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 5), (4, 600, 300), (0, 3, 5)])
-def test_softmax_in_bf16_is_that_of_fp32_rounded(shape: tuple[int, ...]) -> None:
+def test_bf16_softmax_is_the_rounded_fp32_softmax(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     scores = (3 * torch.randn(shape)).bfloat16().requires_grad_()
     weights = softmax(scores)
@@ -76,7 +76,7 @@ def test_softmax_in_bf16_is_that_of_fp32_rounded(shape: tuple[int, ...]) -> None
 def test_attention_drops_weights_and_keeps_their_mean() -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(64, 4, 16, 8), torch.randn(64, 4, 16, 8), torch.ones(64, 4, 16, 8)
-    # Values of one: the output is the sum of the weights that were kept, scaled.
+    # With values of 1 the output is the scaled sum of the kept weights.
     kept = attention(q, k, v, 0.25)[..., 0]
     assert not torch.allclose(kept, torch.ones_like(kept))
     assert kept.mean().item() == pytest.approx(1, abs=0.02)
@@ -84,7 +84,7 @@ def test_attention_drops_weights_and_keeps_their_mean() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_dropout_drops_a_share_p_and_scales_the_rest(dtype: torch.dtype, p: float) -> None:
+def test_dropout_drops_a_fraction_p_and_scales_the_rest(dtype: torch.dtype, p: float) -> None:
     torch.manual_seed(0)
     x = torch.ones(1000, 101, dtype=dtype, requires_grad=True)
     y = dropout(x, p)
@@ -94,14 +94,14 @@ def test_dropout_drops_a_share_p_and_scales_the_rest(dtype: torch.dtype, p: floa
     torch.testing.assert_close(y[y != 0], torch.full_like(y[y != 0], 1 / (1 - p)), rtol=1e-2, atol=0)
     (grad,) = torch.autograd.grad(y.sum(), x)
     assert torch.equal(grad, y.detach())
-    # No structure from cutting numbers out of longer words.
+    # No correlation from cutting several numbers out of a word.
     zeros = (y == 0).double().flatten()
     for lag in (1, 2, 3, 4, 8):
         correlation = torch.corrcoef(torch.stack([zeros[:-lag], zeros[lag:]]))[0, 1].item()
         assert abs(correlation) < 4.5 / math.sqrt(n)
 
 
-def test_dropout_follows_torchs_generator() -> None:
+def test_dropout_follows_pytorchs_generator() -> None:
     x = torch.ones(33)
     torch.manual_seed(5)
     first = dropout(x, 0.5)
@@ -113,5 +113,5 @@ def test_dropout_follows_torchs_generator() -> None:
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3)])
-def test_dropout_takes_nothing(shape: tuple[int, ...]) -> None:
+def test_dropout_accepts_empty_tensors(shape: tuple[int, ...]) -> None:
     assert dropout(torch.ones(shape), 0.5).shape == shape

@@ -17,7 +17,7 @@ def assert_close(actual: Tensor, expected: Tensor) -> None:
 
 
 @pytest.mark.parametrize("norm", ["group_norm", "layer_norm"])
-def test_encoder_gives_the_recorded_outputs(norm: FeatureNorm) -> None:
+def test_encoder_reproduces_the_recorded_outputs(norm: FeatureNorm) -> None:
     golden = load_golden(norm)
     encoder = golden_model(golden, norm).encoder
     with torch.no_grad():

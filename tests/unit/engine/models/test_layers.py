@@ -33,7 +33,7 @@ def test_linear_is_initialized_as_in_bert() -> None:
     assert (layer.bias == 0).all()
 
 
-def test_linear_equals_torchs() -> None:
+def test_linear_equals_pytorchs() -> None:
     torch.manual_seed(0)
     layer = Linear(24, 40)
     x = torch.randn(3, 5, 24, requires_grad=True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.models.positional import PositionalConvolution
 from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation, choose_formulation
 
-# Triton's kernels run on GPUs: test_positional_triton.py interprets them.
+# Triton kernels need a GPU; test_positional_triton.py interprets them.
 EVERY_FORMULATION = pytest.mark.parametrize("formulation", [name for name in FORMULATIONS if name != "triton"])
 
 
@@ -66,7 +66,7 @@ def test_equals_the_sum_written_out_in_float64(
 
 @EVERY_FORMULATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounds_no_worse_than_the_librarys_convolution(formulation: PositionalFormulation, dtype: torch.dtype) -> None:
+def test_rounding_errors_are_no_larger_than_the_librarys(formulation: PositionalFormulation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(4, 156, 96), torch.randn(96, 12, 128) / 40, torch.randn(96)]
     rounded = [tensor.to(dtype).requires_grad_() for tensor in inputs]
@@ -85,7 +85,7 @@ def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 
 
 @EVERY_FORMULATION
-def test_of_no_segments_there_is_nothing(formulation: PositionalFormulation) -> None:
+def test_an_empty_batch_has_an_empty_output(formulation: PositionalFormulation) -> None:
     inputs = [torch.zeros(shape, requires_grad=True) for shape in [(0, 9, 16), (16, 2, 4), (16,)]]
     y = convolve(formulation, inputs)
     assert y.shape == (0, 9, 16)
@@ -93,7 +93,7 @@ def test_of_no_segments_there_is_nothing(formulation: PositionalFormulation) -> 
 
 
 @EVERY_FORMULATION
-def test_only_the_gradients_that_are_needed_are_computed(formulation: PositionalFormulation) -> None:
+def test_only_needed_gradients_are_computed(formulation: PositionalFormulation) -> None:
     module = PositionalConvolution(8, 4, 2, formulation)
     for frozen in (module.weight_g, module.weight_v):
         frozen.requires_grad = False

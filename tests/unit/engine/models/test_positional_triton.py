@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parents[4]
 
-# Sizes: segments, tokens, groups, channels of a group, kernel. The last has tokens enough for several blocks of each share.
+# Sizes: segments, tokens, groups, channels of a group, kernel. The last has enough tokens for several blocks per share.
 PROGRAM = """
 import torch
 from engine.models.positional_formulations import FORMULATIONS
@@ -49,8 +49,8 @@ def test_equals_the_librarys_convolution_and_its_gradients() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "precision"), [("bf16", "tf32"), ("fp32", "ieee")])
-def test_compiles_for_hopper_in_the_sizes_of_the_base_model(dtype: str, precision: str) -> None:
-    """Also without a GPU; in bf16 to instructions of the tensor cores."""
+def test_kernels_compile_for_hopper_at_the_base_models_sizes(dtype: str, precision: str) -> None:
+    """Compiling needs no GPU; bf16 products use tensor cores."""
     pytest.importorskip("triton")
     compiler = importlib.import_module("triton.compiler")
     target = importlib.import_module("triton.backends.compiler").GPUTarget("cuda", 90, 32)
@@ -67,5 +67,5 @@ def test_compiles_for_hopper_in_the_sizes_of_the_base_model(dtype: str, precisio
         source = compiler.ASTSource(kernel, signature, sizes | more, aligned)
         compiled = compiler.compile(source, target=target)
         assert "cubin" in compiled.asm
-        assert "cp.async" in compiled.asm["ptx"]  # loads that run ahead
+        assert "cp.async" in compiled.asm["ptx"]  # pipelined loads
         assert ("wgmma" in compiled.asm["ptx"]) == (dtype == "bf16")

@@ -1,4 +1,4 @@
-"""The native folder: what was saved is what is loaded, and anything else is one clear line."""
+"""The native folder: loading returns what was saved, and refuses anything else in one line."""
 
 import json
 import re
@@ -26,7 +26,7 @@ LABELS = ("AF", "LBBB", "NSR")
 
 
 def random_tensors(kind: str) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """A tiny model of each kind, with weights that a new module would not have."""
+    """A tiny model of a kind, with weights that differ from those of a new module."""
     model = tiny_model("w2v_cmsc")
     tensors = model.state_dict()
     objective = None
@@ -52,7 +52,7 @@ def random_tensors(kind: str) -> tuple[ModelConfig, dict[str, Tensor]]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A model of each test's own to break."""
+    """A model that the test may damage."""
     config, tensors = random_tensors("pretraining")
     engine.models.save(tmp_path / "model", config, tensors)
     return tmp_path / "model"
@@ -72,7 +72,7 @@ def refused(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("kind", ["encoder", "pretraining", "classifier"])
-def test_gives_back_what_was_saved(tmp_path: Path, kind: str) -> None:
+def test_loading_returns_what_was_saved(tmp_path: Path, kind: str) -> None:
     config, tensors = random_tensors(kind)
     save_model(tmp_path / "new" / "model", config, tensors)
     model, loaded = load_tensors(tmp_path / "new" / "model")
@@ -85,7 +85,7 @@ def test_gives_back_what_was_saved(tmp_path: Path, kind: str) -> None:
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
 
 
-def test_embeds_with_the_mean_of_the_encoders_output(folder: Path, segments: Tensor) -> None:
+def test_embedding_is_the_mean_of_the_encoders_output(folder: Path, segments: Tensor) -> None:
     model = engine.models.load(str(folder))
     encoder = Encoder(model.config.encoder)
     encoder.load_state_dict(model.encoder.state_dict())
@@ -98,7 +98,7 @@ def test_embeds_with_the_mean_of_the_encoders_output(folder: Path, segments: Ten
     torch.testing.assert_close(model.embed(segments[1:2]), embedding[1:2])
 
 
-def test_a_classifier_gives_logits(tmp_path: Path, segments: Tensor) -> None:
+def test_classifier_returns_logits(tmp_path: Path, segments: Tensor) -> None:
     config, tensors = random_tensors("classifier")
     tensors["head.projection.bias"].copy_(torch.tensor([1.0, -2.0, 3.0]))
     engine.models.save(tmp_path / "model", config, tensors)
@@ -107,12 +107,12 @@ def test_a_classifier_gives_logits(tmp_path: Path, segments: Tensor) -> None:
     torch.testing.assert_close(model.logits(segments), expected)
 
 
-def test_an_encoder_gives_no_logits(folder: Path, segments: Tensor) -> None:
+def test_encoder_has_no_logits(folder: Path, segments: Tensor) -> None:
     with pytest.raises(ValueError, match="use embed"):
         engine.models.load(folder).logits(segments)
 
 
-def test_pools_over_the_entries_that_are_not_zero() -> None:
+def test_pooling_averages_nonzero_entries() -> None:
     context = torch.randn(2, 7, 5, dtype=torch.float64)
     torch.testing.assert_close(pool(context), context.mean(1))
     context[0, 3:] = 0.0
@@ -120,7 +120,7 @@ def test_pools_over_the_entries_that_are_not_zero() -> None:
     assert torch.equal(pool(torch.zeros(1, 4, 3)), torch.zeros(1, 3))
 
 
-def test_normalizes_as_the_configuration_says(folder: Path, segments: Tensor) -> None:
+def test_normalization_follows_the_configuration(folder: Path, segments: Tensor) -> None:
     plain = engine.models.load(folder)
     config = plain.config.model_copy(update={"normalization": "zscore_per_lead"})
     model = PretrainedModel(config, plain.encoder)
@@ -141,20 +141,20 @@ def test_zscore_is_finite_and_standard(values: list[float], level: float) -> Non
 
 
 @pytest.mark.parametrize("shape", [(3, 6, 640), (12, 640), (1, 3, 12, 640), (2, 12, 9)])
-def test_segments_of_another_shape_are_one_line(folder: Path, shape: tuple[int, ...]) -> None:
+def test_wrong_segment_shapes_are_refused(folder: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="segment") as error:
         engine.models.load(folder).embed(torch.zeros(shape))
     assert "\n" not in str(error.value)
 
 
-def test_microvolt_are_not_taken_for_millivolt(folder: Path) -> None:
+def test_int16_microvolts_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16; .* segments / 1000"):
         engine.models.load(folder).embed(torch.zeros(1, 12, 640, dtype=torch.int16))
     with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; .* torch\.from_numpy"):
         engine.models.load(folder).embed(np.zeros((1, 12, 640), np.float32))  # type: ignore[arg-type]
 
 
-def test_of_no_segments_there_are_no_embeddings(folder: Path) -> None:
+def test_an_empty_batch_has_no_embeddings(folder: Path) -> None:
     assert engine.models.load(folder).embed(torch.zeros(0, 12, 640)).shape == (0, 32)
 
 
@@ -166,24 +166,24 @@ def test_loading_draws_no_random_numbers(folder: Path) -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_can_be_trained_further(folder: Path, segments: Tensor) -> None:
+def test_a_loaded_model_can_be_trained(folder: Path, segments: Tensor) -> None:
     model = engine.models.load(folder)
     model.context(segments).sum().backward()
     assert model.encoder.feature_projection.weight.grad is not None
 
 
-def test_the_card_says_what_goes_in_and_out(folder: Path) -> None:
+def test_the_model_card_describes_input_and_output(folder: Path) -> None:
     card = (folder / "README.md").read_text()
     for word in (", ".join(LEADS), "500 Hz", "mV", "w2v_cmsc", "a test", "engine.models.load"):
         assert word in card
 
 
-def test_everybody_may_read_what_they_may_read_of_other_files(folder: Path) -> None:
+def test_all_files_have_the_same_permissions(folder: Path) -> None:
     modes = {path.stat().st_mode for path in folder.iterdir()}
     assert len(modes) == 1
 
 
-def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, tensors = random_tensors("encoder")
 
     def full(*_arguments: object, **_options: object) -> None:
@@ -195,7 +195,7 @@ def test_nothing_is_left_of_a_folder_that_could_not_be_written(tmp_path: Path, m
     assert not list(tmp_path.iterdir())
 
 
-def test_an_existing_folder_is_left_alone(folder: Path) -> None:
+def test_existing_folders_are_not_overwritten(folder: Path) -> None:
     before = (folder / "model.safetensors").read_bytes()
     config, tensors = random_tensors("encoder")
     with pytest.raises(UserError, match="already exists"):
@@ -219,7 +219,7 @@ def rewrite(folder: Path, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(content | changes))
 
 
-def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
+def test_a_folder_without_a_model_is_refused(tmp_path: Path, folder: Path) -> None:
     assert "choose the folder of a model" in refused(tmp_path / "absent")
     (folder / "model.safetensors").unlink()
     refused(folder)
@@ -248,18 +248,18 @@ def test_no_model_is_one_line(tmp_path: Path, folder: Path) -> None:
         ({"encoder": {"depth": 10**9}}, "encoder.depth"),  # building that many blocks would take hours
     ],
 )
-def test_a_wrong_configuration_is_one_line(folder: Path, changes: dict[str, object], word: str) -> None:
+def test_invalid_configurations_are_refused_in_one_line(folder: Path, changes: dict[str, object], word: str) -> None:
     rewrite(folder, **changes)
     assert word in refused(folder)
 
 
-def test_sizes_that_torch_cannot_count_are_one_line() -> None:
+def test_sizes_beyond_pytorchs_limits_are_refused() -> None:
     with pytest.raises(UserError, match=r"config\.json: the configured model is too large"), meta_device("config.json"):
         nn.Linear(10**12, 10**12)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"null", b"[" * 100_000])
-def test_a_damaged_configuration_is_one_line(folder: Path, content: bytes) -> None:
+def test_damaged_configurations_are_refused(folder: Path, content: bytes) -> None:
     (folder / "config.json").write_bytes(content)
     refused(folder)
 
@@ -283,7 +283,7 @@ def change_weights(folder: Path, changes: dict[str, Tensor | None]) -> None:
         ({"objective.w2v.context_projection.bias": torch.full((16,), torch.inf)}, "infinity"),
     ],
 )
-def test_other_weights_are_one_line(folder: Path, changes: dict[str, Tensor | None], word: str) -> None:
+def test_weights_that_do_not_match_are_refused(folder: Path, changes: dict[str, Tensor | None], word: str) -> None:
     change_weights(folder, changes)
     assert word in refused(folder)
 
@@ -295,7 +295,7 @@ def test_weights_in_half_precision_become_fp32(folder: Path) -> None:
     assert torch.equal(weight, torch.full((32,), 0.5))
 
 
-def test_other_heads_are_one_line(folder: Path) -> None:
+def test_heads_that_do_not_match_are_refused(folder: Path) -> None:
     change_weights(folder, {"objective.w2v.context_projection.bias": None})
     engine.models.load(folder)  # embeddings do not need them
     with pytest.raises(UserError, match=re.escape("missing objective.w2v.context_projection.bias")):
@@ -303,13 +303,13 @@ def test_other_heads_are_one_line(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 4, 100, -10])
-def test_a_truncated_file_is_one_line(folder: Path, keep: int) -> None:
+def test_truncated_weights_are_refused(folder: Path, keep: int) -> None:
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[:keep])
     assert "not a valid safetensors file" in refused(folder)
 
 
-def test_options_of_another_objective_are_one_line(folder: Path) -> None:
+def test_options_of_another_objective_are_refused(folder: Path) -> None:
     rewrite(folder, objective={"name": "w2v_cmcs"})
     with pytest.raises(UserError, match="unknown objective 'w2v_cmcs'; known: w2v"):
         load_tensors(folder)
@@ -318,7 +318,7 @@ def test_options_of_another_objective_are_one_line(folder: Path) -> None:
         load_tensors(folder)
 
 
-def test_fits_any_sizes() -> None:
+def test_the_number_of_leads_is_checked_and_written() -> None:
     with pytest.raises(ValueError, match="num_leads"):
         ModelConfig.model_validate({"kind": "encoder", "encoder": {"num_leads": 3}})
     leads = ("I", "II", "V2")

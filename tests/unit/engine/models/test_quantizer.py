@@ -11,7 +11,7 @@ def quantizer(num_groups: int = 2, num_codes: int = 6, width: int = 8) -> Gumbel
     return GumbelQuantizer(5, num_groups, num_codes, width)
 
 
-def test_evaluation_takes_the_argmax_and_its_code_vectors() -> None:
+def test_evaluation_chooses_the_argmax() -> None:
     module = quantizer()
     latents = torch.randn(3, 4, 5)
     vectors, codes, logits = module(latents, None, 1.0)
@@ -22,7 +22,7 @@ def test_evaluation_takes_the_argmax_and_its_code_vectors() -> None:
     assert torch.equal(vectors, expected)
 
 
-def test_training_takes_the_argmax_under_noise_exactly() -> None:
+def test_training_chooses_the_argmax_under_noise() -> None:
     module = quantizer()
     latents, noise = torch.randn(3, 4, 5), 3 * torch.randn(3, 4, 2, 6)
     vectors, codes, logits = module(latents, noise, 0.7)

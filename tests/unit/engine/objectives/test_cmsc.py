@@ -42,7 +42,7 @@ def test_value_and_gradient_equal_the_reference(
     torch.testing.assert_close(actual_grad.double(), expected_grad, rtol=1e-4, atol=1e-6)
 
 
-def test_other_crops_of_the_patient_are_no_candidates() -> None:
+def test_other_crops_of_the_patient_are_not_candidates() -> None:
     # Pairs of patients 0, 0 and 1; anchors are the four segments of the last two pairs, as on a second rank.
     anchor, patients = torch.tensor([2, 3, 4, 5]), torch.tensor([0, 0, 0, 0, 1, 1])
     ntxent = [[0, 0, 0, 1, 1, 1], [0, 0, 1, 0, 1, 1], [1, 1, 1, 1, 0, 1], [1, 1, 1, 1, 1, 0]]
@@ -72,7 +72,7 @@ def test_constant_norms_change_the_gradient_and_not_the_loss() -> None:
     fast = context.clone().requires_grad_()
     loss, _ = constant.global_loss(as_output(fast), patient)
     assert loss.item() == pytest.approx(objective("symmetric").global_loss(as_output(context), patient)[0].item(), rel=1e-6)
-    # Vectors of the same directions, of which the norm is not asked again: dividing by it is a constant factor.
+    # Normalized vectors in the same directions, divided by constant norms.
     slow = context.double().requires_grad_()
     pooled = slow.mean(1)
     unit = pooled / pooled.detach().norm(dim=1, keepdim=True)

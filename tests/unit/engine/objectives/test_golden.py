@@ -74,7 +74,7 @@ def contrastive() -> dict[str, Tensor]:
 
 
 def as_context(golden: dict[str, Tensor]) -> Tensor:
-    """The features are the pooled vectors; one token a segment makes the pooling the identity."""
+    """The features are the pooled vectors: with one token per segment, pooling is the identity."""
     return golden["features"][:, None]
 
 

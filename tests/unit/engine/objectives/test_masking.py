@@ -1,4 +1,4 @@
-"""Span masks: their law, and the helpers that count masked tokens."""
+"""Span masks: their distribution, and the helpers that count masked tokens."""
 
 import math
 
@@ -19,7 +19,7 @@ TRIM_KEY = key_at(fold_key([2]), torch.tensor(0))
 
 
 @pytest.mark.parametrize(("probability", "span"), [(0.065, 10), (0.2, 3), (0.5, 1)])
-def test_each_token_is_masked_as_often_as_the_law_says(probability: float, span: int) -> None:
+def test_each_token_is_masked_with_the_expected_probability(probability: float, span: int) -> None:
     num_segments, num_tokens = 20_000, 40
     mask = span_mask(KEY, torch.arange(num_segments), num_tokens, probability, span)
     reach = torch.arange(1, num_tokens + 1).clamp(max=span)
@@ -34,7 +34,7 @@ def test_the_papers_masks_cover_about_half_of_the_tokens() -> None:
     assert ((mask.sum(1) >= 2).float().mean() > 0.999).all()
 
 
-def test_spans_are_whole_except_at_the_end() -> None:
+def test_spans_are_only_cut_off_at_the_end() -> None:
     mask = span_mask(KEY, torch.arange(3_000), 60, 0.02, 10)
     lengths = []
     for row in mask.tolist():
@@ -63,13 +63,13 @@ def test_starts_of_neighboring_segments_and_steps_are_independent() -> None:
 
 
 def fixed_count(**options: float) -> W2V:
-    """An objective that draws such masks, and next to nothing else."""
+    """An objective that draws such masks and little else."""
     w2v = W2V(W2VOptions.model_validate({"masking": "fixed_count", "num_negatives": 1, **options}), tiny_encoder_options())
     return w2v.eval()
 
 
 def counted_reference(starts: np.ndarray, released: np.ndarray, num_spans: int, span: int) -> np.ndarray:
-    """The official code's rule, segment by segment, from explicit draws: the lower a number, the sooner it is chosen."""
+    """The official code's rule, segment by segment, from explicit draws: lower numbers are chosen first."""
     num_segments, num_tokens = starts.shape
     num_places = max(num_tokens - span, num_spans + 1)
     masked = []
@@ -98,8 +98,8 @@ def test_masks_of_fixed_count_equal_the_reference(
     np.testing.assert_array_equal(mask, counted_reference(starts, released, num_spans, span))
 
 
-def test_masks_of_fixed_count_follow_the_official_law() -> None:
-    """Against the rule as the official code runs it, with NumPy's draws: how many tokens are masked, and how often each."""
+def test_masks_of_fixed_count_follow_the_official_distribution() -> None:
+    """Compares the number of masked tokens, and how often each is masked, with the official rule and NumPy's draws."""
     num_batches, num_segments, num_tokens, span = 400, 16, 156, 10
     w2v = fixed_count()
     counts, shares = [], []

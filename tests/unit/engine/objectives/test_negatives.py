@@ -1,4 +1,4 @@
-"""The law of the negatives, and multiplicities against explicit draws."""
+"""The distribution of the negatives, and multiplicities compared with explicit draws."""
 
 import math
 
@@ -17,7 +17,7 @@ KEY = key_at(fold_key([2]), torch.tensor(0))
 
 @settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=3), st.integers(1, 120))
-def test_counts_are_of_other_masked_tokens(rows: list[list[bool]], num_negatives: int) -> None:
+def test_only_other_masked_tokens_are_counted(rows: list[list[bool]], num_negatives: int) -> None:
     mask = torch.tensor(rows)
     counts = draw_negative_counts(KEY, torch.arange(len(rows)), mask, num_negatives)
     usable = mask & (mask.sum(1, keepdim=True) >= 2)
@@ -62,7 +62,7 @@ def test_multiplicities_equal_explicit_draws(dtype: torch.dtype, num_segments: i
     mask[:, :2] = True
     counts = draw_negative_counts(KEY, torch.arange(num_segments), mask, 100)
     codes = torch.randint(3, (num_segments, num_tokens, 2))
-    # The explicit list that these counts stand for.
+    # The explicit list of draws with these counts.
     negatives = torch.zeros(num_segments, num_tokens, 100, dtype=torch.int64)
     for s, t in mask.nonzero().tolist():
         negatives[s, t] = torch.repeat_interleave(torch.arange(num_tokens), counts[s, t].long())
@@ -81,7 +81,7 @@ def test_multiplicities_equal_explicit_draws(dtype: torch.dtype, num_segments: i
         torch.testing.assert_close(actual.double(), reference, rtol=tolerance, atol=tolerance)
 
 
-def test_accuracy_counts_positives_that_beat_every_drawn_negative() -> None:
+def test_accuracy_counts_positives_that_score_above_every_negative() -> None:
     logits = torch.tensor([[[2.0, 1.0, 3.0], [0.0, 1.0, 1.0], [0.0, 5.0, 4.0]]])
     counts = torch.tensor([[[0.0, 1.0, 0.0], [0.0, 0.0, 2.0], [3.0, 0.0, 0.0]]])
     _, correct = contrastive_losses(logits, counts)

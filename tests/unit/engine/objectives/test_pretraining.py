@@ -1,4 +1,4 @@
-"""The whole model that is trained: size, purity, dtypes, no waiting for the device, ZeRO-3's rule."""
+"""The whole training module: size, pure draws, dtypes, no waiting for the device, and parameter access under ZeRO-3."""
 
 from collections.abc import Iterator
 
@@ -85,12 +85,12 @@ def test_nothing_waits_for_the_device_and_shapes_are_fixed(case: str, dtype: tor
     The device "meta" stands for any that is not the CPU: it takes the formulations of a GPU, and most operations raise for a
     tensor that was left on the CPU.
     """
-    # Constants that stay for as long as the process are real.
+    # Constants cached for the process are real.
     with FakeTensorMode(allow_non_fake_inputs=True), torch.device(device):
         model = tiny_model(case, dropout=0.1, attention_dropout=0.1, feature_dropout=0.1, input_dropout=0.1)
         segments, patient = torch.empty(3, 2, 12, 640, dtype=dtype), torch.empty(3, dtype=torch.int64)
         step, row0 = (torch.zeros((), dtype=torch.int64) for _ in range(2))
-    # What the model makes itself, it has to put on the device of its input.
+    # Tensors that the model creates must be on the device of its input.
     with FakeTensorMode(allow_non_fake_inputs=True):
         loss, metrics = model(segments, patient, step, row0)
         loss.backward()
@@ -107,7 +107,7 @@ def test_fake_tensors_would_notice() -> None:
             torch.empty(3, 3, device="meta") @ x
 
 
-# torch's compiler instantiates the base class of autograd functions itself.
+# PyTorch's compiler instantiates the base class of autograd functions itself.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     ("case", "dtype"),
@@ -131,13 +131,13 @@ def test_the_training_step_is_one_graph(case: str, dtype: torch.dtype) -> None:
 
 
 def owners(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules that hold parameters of their own."""
+    """Modules with parameters of their own."""
     return (module for module in model.modules() if list(module.parameters(recurse=False)))
 
 
 @pytest.mark.parametrize("case", EVERY_OBJECTIVE)
-def test_parameters_are_used_in_their_own_modules_forward_only(case: str) -> None:
-    """As under ZeRO-3: a parameter is whole within its module's forward, and empty at any other time."""
+def test_parameters_are_only_used_in_their_modules_forward(case: str) -> None:
+    """As under ZeRO-3: a parameter is complete within its module's forward, and empty otherwise."""
     model = tiny_model(case)
     segments, patient = random_batch(3)
     with torch.no_grad():

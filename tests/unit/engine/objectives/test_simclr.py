@@ -18,5 +18,5 @@ def test_the_loss_equals_the_reference_on_the_encoders_means(num_pairs: int) -> 
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_it_asks_for_two_views_of_the_same_segment() -> None:
+def test_pairs_are_two_views_of_one_segment() -> None:
     assert SimCLR.pair == "same"

@@ -111,7 +111,7 @@ def test_value_and_gradients_equal_the_reference(
         assert (actual - reference).norm() <= 1e-5 * reference.norm()
 
 
-def test_segments_with_fewer_than_two_masked_tokens_weigh_nothing() -> None:
+def test_segments_with_fewer_than_two_masked_tokens_have_weight_0() -> None:
     torch.manual_seed(0)
     objective = W2V(W2VOptions(final_width=8, code_width=8, num_codes=5, features_penalty_weight=0), tiny_encoder_options())
     outputs = [torch.randn(3, 12, width) for width in (32, 16, 16)]
@@ -140,7 +140,7 @@ def test_a_batch_without_masked_tokens_has_a_finite_loss_and_gradient() -> None:
 
 
 @given(st.integers(0, 3_000_000))
-def test_gumbel_temperature_is_wav2vecs_schedule(step: int) -> None:
+def test_gumbel_temperature_follows_wav2vecs_schedule(step: int) -> None:
     expected = max(2.0 * 0.999995**step, 0.5)
     assert gumbel_temperature(W2VOptions(), torch.tensor(step)).item() == pytest.approx(expected, rel=1e-6)
 
@@ -175,7 +175,7 @@ def test_draws_of_a_rank_are_a_slice_of_the_global_batch(world_size: int) -> Non
         assert torch.equal(part.gumbel_noise, whole.gumbel_noise[rows])
 
 
-def test_gumbel_noise_follows_its_law() -> None:
+def test_gumbel_noise_has_the_right_distribution() -> None:
     objective = W2V(W2VOptions(), tiny_encoder_options())
     noise = objective.draw(DrawKeys(0, 0, 0), 16, 40, torch.device("cpu")).gumbel_noise
     assert noise is not None
