@@ -16,7 +16,8 @@ from data_tools.recording import SAMPLING_RATE
 from data_tools.validation import describe_validation_error, shorten
 from engine.interop.native import objective_section
 from engine.models import EncoderOptions, ModelConfig
-from engine.options import UserError
+from engine.objectives import W2VOptions
+from engine.options import Options, UserError
 
 Family = Literal["w2v", "w2v_cmsc", "encoder", "classifier", "identifier"]
 
@@ -37,30 +38,6 @@ MODELS: Final[dict[str, Family]] = {
 _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
 # What fine-tuning sets anew, and its defaults; the rest of the encoder is described by the cfg of pre-training, kept inside.
 _FINE_TUNING_DEFAULTS: Final = {"dropout": 0.0, "attention_dropout": 0.0, "dropout_input": 0.0, "feature_grad_mult": 0.0}
-
-# Official keys -> ours, for reading and writing.
-_ENCODER_KEYS: Final = {
-    "feature_grad_mult": "feature_grad_scale",
-    "dropout_features": "feature_dropout",
-    "dropout_input": "input_dropout",
-    "encoder_embed_dim": "width",
-    "encoder_layers": "depth",
-    "encoder_attention_heads": "num_heads",
-    "encoder_ffn_embed_dim": "mlp_width",
-    "dropout": "dropout",
-    "attention_dropout": "attention_dropout",
-    "conv_pos": "pos_kernel",
-    "conv_pos_groups": "pos_groups",
-}
-_W2V_KEYS: Final = {
-    "mask_length": "mask_span",
-    "num_negatives": "num_negatives",
-    "logit_temp": "temperature",
-    "final_dim": "final_width",
-    "latent_groups": "num_codebooks",
-    "latent_vars": "num_codes",
-    "latent_dim": "code_width",
-}
 
 _MAX_BLOCKS = 64
 _TUPLE = r"\( *\d{1,6} *, *\d{1,6} *, *\d{1,6} *,? *\)"
@@ -115,9 +92,18 @@ _Size = Annotated[int, Field(le=1_000_000)]
 
 
 class _Section(BaseModel):
-    """The keys of a part of the cfg that matter here, by strict type."""
+    """The relevant keys of a part of the cfg, by strict type; fields have our names, and the official ones as aliases."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
+
+    def shared(self, options: type[Options]) -> dict[str, Any]:
+        """Returns the values that are also fields of ``options``."""
+        return self.model_dump(include=set(options.model_fields))
+
+    @classmethod
+    def official(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns those of our values that the section has, under the official names."""
+        return {field.alias or name: values[name] for name, field in cls.model_fields.items() if name in values}
 
 
 class _Cfg(_Section):
@@ -137,17 +123,17 @@ class _Encoder(_Section):
     conv_feature_layers: Annotated[list[tuple[int, int, int]], BeforeValidator(parse_conv_layers)] = [(256, 2, 2)] * 4
     extractor_mode: Literal["default", "layer_norm"] = "default"
     in_d: _Size = 12
-    feature_grad_mult: float = 1.0
-    dropout_features: float = 0.0
-    dropout_input: float = 0.0
-    encoder_embed_dim: _Size = 768
-    encoder_layers: _Size = 12
-    encoder_attention_heads: _Size = 12
-    encoder_ffn_embed_dim: _Size = 3072
+    feature_grad_scale: float = Field(1.0, alias="feature_grad_mult")
+    feature_dropout: float = Field(0.0, alias="dropout_features")
+    input_dropout: float = Field(0.0, alias="dropout_input")
+    width: _Size = Field(768, alias="encoder_embed_dim")
+    depth: _Size = Field(12, alias="encoder_layers")
+    num_heads: _Size = Field(12, alias="encoder_attention_heads")
+    mlp_width: _Size = Field(3072, alias="encoder_ffn_embed_dim")
     dropout: float = 0.1
     attention_dropout: float = 0.1
-    conv_pos: _Size = 128
-    conv_pos_groups: _Size = 16
+    pos_kernel: _Size = Field(128, alias="conv_pos")
+    pos_groups: _Size = Field(16, alias="conv_pos_groups")
     layer_norm_first: bool = False
     conv_bias: bool = False
     quantize_input: bool = False
@@ -168,7 +154,7 @@ class _Encoder(_Section):
 
     def to_options(self) -> EncoderOptions:
         return EncoderOptions.model_validate(
-            {ours: getattr(self, official) for official, ours in _ENCODER_KEYS.items()}
+            self.shared(EncoderOptions)
             | {
                 "feature_channels": self.conv_feature_layers[0][0],
                 "feature_blocks": len(self.conv_feature_layers),
@@ -181,27 +167,27 @@ class _W2V(_Section):
     encoder_embed_dim: _Size = 768
     quantize_targets: bool = False
     target_glu: bool = False
-    mask_length: _Size = 10
+    mask_span: _Size = Field(10, alias="mask_length")
     mask_prob: float = 0.65
     num_negatives: _Size = 100
-    logit_temp: float = 0.1
-    final_dim: _Size = 0
-    latent_groups: _Size = 2
-    latent_vars: _Size = 320
-    latent_dim: _Size = 0
+    temperature: float = Field(0.1, alias="logit_temp")
+    final_width: _Size = Field(0, alias="final_dim")
+    num_codebooks: _Size = Field(2, alias="latent_groups")
+    num_codes: _Size = Field(320, alias="latent_vars")
+    code_width: _Size = Field(0, alias="latent_dim")
     latent_temp: Annotated[tuple[float, float, float], BeforeValidator(_parse_temperatures)] = (2.0, 0.5, 0.999995)
 
     def to_objective(self, family: Family) -> dict[str, Any] | None:
         """Returns the section ``objective`` to continue training with; None if no objective of ours has such heads."""
         if not self.quantize_targets or self.target_glu:
             return None
-        final_width = self.final_dim if self.final_dim > 0 else self.encoder_embed_dim
+        final_width = self.final_width if self.final_width > 0 else self.encoder_embed_dim
         # Beyond what the cfg says, the official training is that of the preset official_w2v_cmsc_rlm.
-        w2v = {ours: getattr(self, official) for official, ours in _W2V_KEYS.items()} | {
+        w2v = self.shared(W2VOptions) | {
             "masking": "fixed_count",
-            "mask_probability": min(1.0, self.mask_prob / max(1, self.mask_length)),
+            "mask_probability": min(1.0, self.mask_prob / max(1, self.mask_span)),
             "final_width": final_width,
-            "code_width": self.latent_dim if self.latent_dim > 0 else final_width,
+            "code_width": self.code_width if self.code_width > 0 else final_width,
             **dict(zip(("gumbel_start", "gumbel_end", "gumbel_decay"), self.latent_temp, strict=True)),
         }
         cmsc = {"form": "symmetric", "negatives": "own_rank", "constant_norms": True}
@@ -316,10 +302,10 @@ def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any
         "apply_mask": has_mask_embedding,
         "mask_prob": 0.0,
         "mask_length": 10,
-        **{official: getattr(encoder, ours) for official, ours in _ENCODER_KEYS.items()},
+        **_Encoder.official(encoder.model_dump()),
     }
     if w2v is not None:
-        model |= {official: w2v[ours] for official, ours in _W2V_KEYS.items()} | {
+        model |= _W2V.official(w2v) | {
             "mask_prob": w2v["mask_probability"] * w2v["mask_span"],
             "quantize_targets": True,
             "quantize_input": False,
