@@ -135,6 +135,9 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("objective.name=[w2v]", ["objective"]),
         ("data.leads=6", ["data.leads: no such key", "did you mean 'leads'"]),
         ("lead=6", ["lead: no such key", "did you mean 'leads'"]),
+        ("train.attention=plain", ["train.attention: no such key", "did you mean 'compute.attention'"]),
+        ("train.validate_every=5", ["did you mean 'validation.every_steps'"]),
+        ("data.leads=6", ["did you mean 'leads'"]),
         ("leads=7", ["'leads=7'", "no combination of 7 leads"]),
         (
             "data.augmentations.random_lead_masking.p=yes",
