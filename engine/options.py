@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Union
 
-from pydantic import Discriminator, Tag, create_model
+from pydantic import Discriminator, Field, Tag, create_model
 
 from data_tools.options import Options
 
@@ -30,7 +30,8 @@ def tagged_choice(table: Mapping[str, type[Options]]) -> Any:
     for name, options in table.items():
         annotation: Any = Literal[name]
         base = (NamedOptions, options)
-        member = create_model(options.__name__, __base__=base, __doc__=options.__doc__, name=(annotation, name))
+        field = Field(name, description=f"One of {', '.join(table)}")
+        member = create_model(options.__name__, __base__=base, __doc__=options.__doc__, name=(annotation, field))
         members.append(Annotated[member, Tag(name)])
     return Annotated[Union[tuple(members)], Discriminator(_get_name)]  # noqa: UP007 -- made at run time
 

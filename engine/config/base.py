@@ -45,7 +45,7 @@ class OptimizerOptions(Options):
     weight_decay: float = Field(0.01, ge=0)
     """Decoupled weight decay."""
     schedule: ScheduleChoice = Field({"name": "constant"}, validate_default=True)
-    """Learning-rate schedule: constant, linear, cosine, tri_stage or warmup_stable_decay."""
+    """Learning-rate schedule and its options."""
     groups: tuple[ParameterGroup, ...] = ()
     """Parameter groups with a learning rate or weight decay of their own."""
 
@@ -69,8 +69,8 @@ class RunComputeOptions(ComputeOptions):
     """How a run computes its results; no choice here changes the results beyond rounding."""
 
     compile: Literal["blocks", "model"] | None = None
-    """What torch.compile compiles: each transformer block on its own (``blocks``: quick to compile, gradients of later blocks
-    are reduced while earlier ones are computed), or encoder and objective as one graph (``model``)."""
+    """What torch.compile compiles: blocks (each transformer block), model (encoder and objective as one graph) or null. Blocks
+    compile quickly, and gradients of later blocks are reduced while those of earlier ones are computed."""
 
 
 class TrainOptions(Options):
@@ -93,8 +93,7 @@ class TrainOptions(Options):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: GPUs if there are any."""
     timeout_minutes: float = Field(30, gt=0)
-    """Longest time that a step, a validation batch or a checkpoint may take; after that a rank reports where it hangs, and the
-    run ends."""
+    """Longest time for a step, a validation batch or a checkpoint. After that, a rank reports where it hangs and the run ends."""
 
     @field_validator("micro_batch_size", mode="before")
     @classmethod
@@ -180,8 +179,8 @@ class RunConfig(Options):
     seed: int = Field(1, ge=0, lt=2**63)
     """Seed of all random numbers."""
     resume: str = "auto"
-    """auto: resume from the newest complete checkpoint in output_dir, if any; none: start anew in an empty output_dir; or the
-    folder of a checkpoint to resume from."""
+    """auto (resume from the newest intact checkpoint in output_dir, if any), none, or the folder of a checkpoint. With none,
+    output_dir must not contain a run."""
     leads: int | list[str] = 12
     """Number of leads (12, 6, 3, 2 or 1: the paper's combinations), or a list of names such as [I, II, V2]."""
     data: DataOptions

@@ -16,7 +16,7 @@ class PretrainConfig(RunConfig):
     """Everything a pre-training run is made of."""
 
     objective: ObjectiveChoice
-    """Pre-training objective and its options: w2v, cmsc, w2v_cmsc, simclr or 3kg."""
+    """Pre-training objective and its options."""
 
     def notices(self) -> list[str]:
         """See :class:`RunConfig`."""
