@@ -1,4 +1,4 @@
-"""Fixtures for every test."""
+"""Fixtures for all tests."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from hypothesis import settings
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic import write_cohort
 
-# How long an example takes says nothing of the code where the machine is shared.
+# The duration of an example says nothing about the code on a shared machine.
 settings.register_profile("no-deadline", deadline=None)
 settings.load_profile("no-deadline")
 
@@ -19,7 +19,7 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Ctrl-C interrupts, also where the tests run in the background of a shell, which lets them ignore it."""
+    """Makes Ctrl-C raise KeyboardInterrupt, even if the tests run in the background of a shell, which ignores it."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, handler)
@@ -35,19 +35,19 @@ def shared() -> Path:
 
 @pytest.fixture(scope="session")
 def simulated_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of a simulated cohort, built as a user builds one; tests must not change it."""
+    """Returns a dataset of a simulated cohort, built as a user would; tests must not change it."""
     return _build(tmp_path_factory.mktemp("simulated"), num_patients=40, seed=1)
 
 
 @pytest.fixture(scope="session")
 def other_dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Another one, of other patients."""
+    """Returns a dataset of other simulated patients."""
     return _build(tmp_path_factory.mktemp("other"), num_patients=12, seed=2)
 
 
 @pytest.fixture(scope="session")
 def recordings_dataset(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
-    """A dataset of real recordings where there are some, else the simulated one."""
+    """Returns a dataset of real recordings if there are any, otherwise the simulated one."""
     if not SHARED.is_dir():
         dataset: Path = request.getfixturevalue("simulated_dataset")
         return dataset

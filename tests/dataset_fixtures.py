@@ -1,4 +1,4 @@
-"""Small datasets for tests, written straight through the shard format: no corpus, no build, milliseconds."""
+"""Small datasets for tests, written directly in the shard format, without a corpus or a build."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ NUM_VALID_IN_PARTIAL = 2600
 
 
 def crop_signal(split: str, number: int, *, partial: bool = False, seed: int = 0) -> np.ndarray:
-    """The signal of a crop: int16 [12, 5000], a random walk that differs for every crop, lead and split."""
+    """Returns the signal of a crop: int16 [12, 5000], a random walk that differs for every crop, lead and split."""
     random = np.random.default_rng([seed, *split.encode(), number])
     signal = random.integers(-60, 61, (len(LEADS), CROP_SAMPLES)).cumsum(axis=1).astype(np.int16)
     if partial:
@@ -59,11 +59,11 @@ def write_dataset(
     """Writes a dataset.
 
     Args:
-        folder: is made.
-        splits: crops of each split, padded ones included.
-        crops_per_shard: the last shard of a split may hold fewer.
-        partial_every: every so manieth crop is padded with zeros after 2,600 samples; 0 for none.
-        seed: of the signals.
+        folder: folder of the dataset; is created.
+        splits: number of crops in each split, including padded ones.
+        crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
+        partial_every: every n-th crop is padded with zeros after 2,600 samples; 0: none.
+        seed: seed of the signals.
 
     Returns:
         The folder.

@@ -1,4 +1,4 @@
-"""Runs a function in several processes that form a gloo group on the CPU."""
+"""Runs a function in several processes of a gloo group on the CPU."""
 
 import importlib.util
 import sys
@@ -18,13 +18,13 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> l
     """Calls ``function(rank, *args)`` on each rank, in fresh processes (spawn, never fork), each with one thread.
 
     Args:
-        function: at the top level of its file. The file is loaded anew in each process, so that test modules, which are
-            not importable by name, may hold it.
+        function: a function at the top level of its file. Each process loads the file, because test modules cannot be
+            imported by name.
         world_size: number of processes.
-        args: picklable.
+        args: picklable arguments.
 
     Returns:
-        What each rank returned, in the order of the ranks: tensors, numbers, strings, lists, tuples and dicts of them.
+        The return values in rank order: tensors, numbers, strings, or lists, tuples and dicts of them.
 
     Raises:
         torch.multiprocessing.ProcessRaisedException: with the first failing rank's traceback.
@@ -38,7 +38,7 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> l
 
 def _run_rank(rank: int, world_size: int, folder: str, source: str, name: str, args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
-    # A file needs no free port.
+    # A file instead of a port, which might be in use.
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
     try:
         spec = importlib.util.spec_from_file_location("rank_module", source)

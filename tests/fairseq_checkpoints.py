@@ -1,4 +1,4 @@
-"""Checkpoints in the form of the official implementation, made from its golden weights or from random ones."""
+"""Checkpoints in the format of the official implementation, with its golden weights or random ones."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ LABELS = ("AF", "LBBB", "RBBB", "PVC", "NSR")
 
 
 def golden_cfg(norm: FeatureNorm, **changes: object) -> dict[str, Any]:
-    """The cfg of a golden model, as the official code saves it: a nested dict with far more in it than the model."""
+    """Returns the cfg of a golden model, as the official code saves it: a nested dict with much more than the model."""
     model = {
         "_name": "wav2vec2_cmsc",
         "extractor_mode": "default" if norm == "group_norm" else "layer_norm",
@@ -42,7 +42,7 @@ def golden_cfg(norm: FeatureNorm, **changes: object) -> dict[str, Any]:
 
 
 def as_checkpoint(cfg: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    """What the official trainer saves."""
+    """Returns a checkpoint as the official trainer saves it."""
     return {
         "cfg": cfg,
         "args": None,
@@ -61,17 +61,17 @@ def save_checkpoint(path: Path, cfg: dict[str, Any], weights: dict[str, Tensor])
 
 
 def with_old_names(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Under the names of torch's older weight norm."""
-    start = "conv_pos.pos_conv.0."
+    """Renames weights to those of PyTorch's older weight norm."""
+    prefix = "conv_pos.pos_conv.0."
     new = {
-        f"{start}parametrizations.weight.original0": f"{start}weight_g",
-        f"{start}parametrizations.weight.original1": f"{start}weight_v",
+        f"{prefix}parametrizations.weight.original0": f"{prefix}weight_g",
+        f"{prefix}parametrizations.weight.original1": f"{prefix}weight_v",
     }
     return {new.get(name, name): tensor for name, tensor in weights.items()}
 
 
 def fine_tuned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The weights after fine-tuning: the encoder below ``encoder.``, no pre-training heads, a classifier."""
+    """Returns weights as after fine-tuning: the encoder under ``encoder.``, no pre-training heads, a classifier."""
     heads = ("mask_emb", "quantizer.", "project_q.", "final_proj.")
     encoder = {f"encoder.{name}": tensor for name, tensor in weights.items() if not name.startswith(heads)}
     generator = torch.Generator().manual_seed(3)
@@ -80,7 +80,7 @@ def fine_tuned(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def random_weights(norm: FeatureNorm, seed: int = 0) -> dict[str, Tensor]:
-    """Weights of the golden model's names and shapes, for tests that need no golden outputs."""
+    """Returns random weights with the golden model's names and shapes, for tests that need no golden outputs."""
     shapes: dict[str, tuple[int, ...]] = {"mask_emb": (64,)}
     for i in range(2):
         layer = f"encoder.layers.{i}"

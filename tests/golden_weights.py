@@ -1,4 +1,4 @@
-"""The golden W2V+CMSC models (tests/golden): their arrays, and their weights under this engine's names."""
+"""The golden W2V+CMSC models of tests/golden: their arrays, and their weights under this engine's names."""
 
 from pathlib import Path
 
@@ -17,13 +17,13 @@ NUM_CODEBOOKS = 2
 
 
 def load_golden(norm: str) -> dict[str, Tensor]:
-    """All arrays of one golden model as tensors; the weights are those under ``sd/``."""
+    """Returns all arrays of a golden model as tensors; the weights are those under ``sd/``."""
     with np.load(GOLDEN / f"w2v_cmsc_{norm}.npz") as arrays:
         return {name: torch.from_numpy(np.asarray(arrays[name])) for name in arrays.files}
 
 
 def official_weights(golden: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The golden weights under the official names."""
+    """Returns the golden weights under the official names."""
     return {name.removeprefix("sd/"): value for name, value in golden.items() if name.startswith("sd/")}
 
 

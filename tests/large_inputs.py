@@ -1,6 +1,6 @@
-"""Inputs with many crops but without their signals: what must not take more memory the more crops there are.
+"""Datasets and staging areas with many crops but without signals, for steps whose memory must not grow with the crops.
 
-Run as a program, does one step of the work and prints its peak memory and time:
+As a script, runs one step and prints its peak memory and time:
 
     python tests/large_inputs.py plan|verify|info|store FOLDER --crops 10000000
 """
@@ -28,12 +28,12 @@ from data_tools.shards.tables import SAMPLES_SCHEMA, write_groups
 CROPS_PER_CHUNK = 640
 CROPS_PER_SHARD = 2000
 RECORDINGS_PER_PATIENT = 3
-REPEATED = 0.01  # of the signals
+REPEATED_SHARE = 0.01  # share of the signals
 SPLIT = "pretrain"
 
 
 def write_staging(folder: Path, num_crops: int) -> int:
-    """Writes the indexes of staged chunks, of recordings of one crop; returns the number of chunks."""
+    """Writes the indexes of staged chunks, one crop per recording; returns the number of chunks."""
     random = np.random.default_rng(0)
     num_chunks = -(-num_crops // CROPS_PER_CHUNK)
     for number in range(num_chunks):
@@ -43,7 +43,7 @@ def write_staging(folder: Path, num_crops: int) -> int:
         index["order"] = random.integers(0, 1 << 63, len(numbers))
         patients = (numbers // RECORDINGS_PER_PATIENT).astype(np.uint64)
         index["patient"] = patients * np.uint64(0x9E3779B97F4A7C15)  # an odd factor, so all different
-        signals = np.where(random.random(len(numbers)) < REPEATED, random.integers(0, num_crops, len(numbers)), numbers)
+        signals = np.where(random.random(len(numbers)) < REPEATED_SHARE, random.integers(0, num_crops, len(numbers)), numbers)
         words = np.stack([signals.astype(np.uint64) * np.uint64(0xBF58476D1CE4E5B9), signals.astype(np.uint64)], axis=1)
         index["signal"] = words.view("V16")[:, 0]
         index["offset"] = np.arange(len(numbers)) * 120_400
@@ -54,7 +54,7 @@ def write_staging(folder: Path, num_crops: int) -> int:
 
 
 def write_table(folder: Path, num_crops: int) -> Dataset:
-    """Writes the table of crops of a dataset whose shards are not there."""
+    """Writes the table of crops of a dataset without its shards."""
     shards = [
         ShardInfo(
             split=SPLIT,
@@ -80,7 +80,7 @@ def write_table(folder: Path, num_crops: int) -> Dataset:
 
 
 def _shard_tables(num_crops: int) -> Iterator[pa.Table]:
-    # A large prime takes neighbors far apart, as the shuffle of a build does.
+    # A large prime as step separates neighbors, as the shuffle of a build does.
     step = 2_147_483_647
     same: dict[str, list[Any]] = {
         "split": [SPLIT],
@@ -119,7 +119,7 @@ def plan(folder: Path, num_crops: int) -> Callable[[], None]:
             num_places = sum(len(places) for split in made.counts for places in made.places(split, CROPS_PER_SHARD))
             num_repeats = sum(num_crops for _, _, num_crops in made.repeats())
         assert num_places + num_repeats == num_crops
-        assert 0 < num_repeats < 2 * REPEATED * num_crops
+        assert 0 < num_repeats < 2 * REPEATED_SHARE * num_crops
 
     return run
 
@@ -175,16 +175,16 @@ STEPS = {"plan": plan, "verify": verify, "info": info, "store": store}
 
 
 def memory_kb(field: str) -> int:
-    """A figure of this process's memory: VmRSS now, VmHWM the most there ever was."""
+    """Returns a memory metric of this process in kB: VmRSS (current) or VmHWM (peak)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def main() -> None:
-    """Runs one step and prints ``{"peak_mb", "seconds", "cpu_seconds"}``; the peak is the growth of memory during the step."""
+    """Runs one step and prints ``{"peak_mb", "seconds", "cpu_seconds"}``; peak_mb is the growth of memory during the step."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("step", choices=STEPS)
-    parser.add_argument("folder", type=Path, help="an empty one")
+    parser.add_argument("folder", type=Path, help="an empty folder")
     parser.add_argument("--crops", type=int, required=True)
     parser.add_argument("--memory", help="limit for scratch databases, such as 64MB")
     parser.add_argument("--rows-per-group", type=int, help="of the table, instead of the usual")
@@ -194,7 +194,7 @@ def main() -> None:
     if arguments.rows_per_group:
         data_tools.shards.tables.ROWS_PER_GROUP = arguments.rows_per_group
     run = STEPS[arguments.step](arguments.folder, arguments.crops)
-    Path("/proc/self/clear_refs").write_text("5")  # the most there ever was begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     before, start, start_cpu = memory_kb("VmRSS"), time.perf_counter(), time.process_time()
     run()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - start_cpu

@@ -1,4 +1,4 @@
-"""Starts real pre-training runs of a tiny model, the way a user does, for the tests that need whole runs."""
+"""Starts real pre-training runs of a tiny model, as a user would, for tests that need whole runs."""
 
 import json
 import os
@@ -14,8 +14,8 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "engine" / "pretrain.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 
-# Of a rank that tests started in this process: a run that found them would take itself for one, and its port for its own.
-LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
+# Variables of a rank that tests started in this process; a run that inherits them would join that rank's process group.
+LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 TINY = [
     "model.feature_channels=16",
@@ -39,22 +39,22 @@ TINY = [
 
 
 class Run:
-    """A run that has been started.
+    """A running pre-training.
 
     Args:
-        dataset: what it trains on.
-        out: its ``output_dir``.
-        words: overrides, over the quickstart's configuration and the tiny model's.
-        ranks: how many; one without the launcher, unless ``launcher`` asks for it.
-        launcher: whether `deepspeed` starts it.
-        environment: variables over this process's.
+        dataset: dataset to train on.
+        out: the run's ``output_dir``.
+        overrides: settings that override the quickstart's configuration and :data:`TINY`.
+        ranks: number of ranks.
+        launcher: whether to use `deepspeed`; by default, if there are several ranks.
+        environment: environment variables to add or override.
     """
 
     def __init__(
         self,
         dataset: Path | None,
         out: Path,
-        *words: str,
+        *overrides: str,
         ranks: int = 1,
         launcher: bool | None = None,
         environment: dict[str, str] | None = None,
@@ -67,13 +67,13 @@ class Run:
         command += [str(SCRIPT), "--config", str(ROOT / "configs" / "quickstart.yaml"), *TINY, f"output_dir={out}"]
         command += [] if dataset is None else [f"data.path={dataset}"]
         self.process = subprocess.Popen(
-            [*command, *words],
+            [*command, *overrides],
             cwd=ROOT,
             env={
-                **{name: value for name, value in os.environ.items() if name not in LAUNCHERS},
+                **{name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES},
                 "PATH": f"{LAUNCHER.parent}:{os.environ['PATH']}",
                 "OMP_NUM_THREADS": "1",
-                "DS_ACCELERATOR": "cpu",  # the launcher, too, then starts as many ranks as asked for where there is a GPU
+                "DS_ACCELERATOR": "cpu",  # with it, the launcher starts the given number of ranks on machines with GPUs too
                 "XDG_CACHE_HOME": str(out.parent / "cache"),
                 **(environment or {}),
             },
@@ -85,7 +85,7 @@ class Run:
         self.stdout = self.stderr = ""
 
     def wait(self, timeout: float = 240) -> "Run":
-        """Waits for the end; a run that hangs is killed and fails the test."""
+        """Waits for the run to end; kills a run that hangs, and fails the test."""
         try:
             self.stdout, self.stderr = self.process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
@@ -95,13 +95,13 @@ class Run:
         return self
 
     def succeed(self, timeout: float = 240) -> "Run":
-        """Waits, and fails the test unless all was done."""
+        """Waits for the run to end, and fails the test unless it succeeded."""
         self.wait(timeout)
         assert self.process.returncode == 0, self.stdout + self.stderr
         return self
 
     def fail(self, timeout: float = 240) -> str:
-        """Waits for a run that must fail with one line from the script, and gives that line."""
+        """Waits for a run that must fail with a one-line message, and returns that message."""
         self.wait(timeout)
         assert self.process.returncode != 0, self.stdout + self.stderr
         lines = [line for line in self.stderr.splitlines() if line.startswith("pretrain: ") and ": warning: " not in line]
@@ -110,12 +110,12 @@ class Run:
         return lines[0].removeprefix("pretrain: ")
 
     def wait_until(self, condition: Callable[[], bool], timeout: float = 120) -> None:
-        """Polls until something has come about while the run goes on."""
+        """Waits until a condition holds while the run continues."""
         end = time.monotonic() + timeout
         while not condition():
             if self.process.poll() is not None or time.monotonic() > end:
                 self.kill()
-                raise AssertionError(f"the run ended, or time was up, before it came about\n{self.stdout}{self.stderr}")
+                raise AssertionError(f"the run ended or timed out before the condition held\n{self.stdout}{self.stderr}")
             time.sleep(0.002)
 
     def signal(self, number: signal.Signals) -> None:
@@ -129,18 +129,18 @@ class Run:
 
     @property
     def steps_done(self) -> int:
-        """The last step in ``metrics.jsonl`` so far."""
+        """Returns the last step in ``metrics.jsonl`` so far."""
         rows = self.rows()
         return int(rows[-1]["step"]) if rows else 0
 
     def rows(self, kind: str = "train") -> list[dict[str, float]]:
-        """The rows of ``metrics.jsonl``, without a half-written last line."""
+        """Returns the rows of ``metrics.jsonl``, without an incomplete last line."""
         path = self.out / "metrics.jsonl"
         lines = path.read_text().split("\n")[:-1] if path.exists() else []
         return [row for row in map(json.loads, lines) if row["kind"] == kind]
 
     def losses(self) -> list[float]:
-        """The training loss of every step, from the first; every step must be there exactly once."""
+        """Returns the training loss of every step; each step must be present exactly once."""
         rows = self.rows()
         assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
         return [row["loss"] for row in rows]

@@ -1,4 +1,4 @@
-"""WFDB recordings for tests, sound and broken, in the layout of PhysioNet 2021."""
+"""WFDB recordings for tests, valid and broken, in the layout of PhysioNet 2021."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ MAT_HEADER_BYTES = 24
 
 
 def random_signal(seed: int, num_samples: int = 5000, num_leads: int = 12) -> NDArray[np.int16]:
-    """A random walk, int16 [leads, samples]; another for each seed."""
+    """Returns a random walk, int16 [leads, samples], that depends on the seed."""
     random = np.random.default_rng(seed)
     return random.integers(-60, 61, (num_leads, num_samples)).cumsum(axis=1).astype(np.int16)
 
@@ -27,16 +27,16 @@ def write_recording(
     gain: str = "1000.0(0)/mV",
     comments: Sequence[str] = ("Age: 50", "Sex: Male", "Dx: 426783006"),
 ) -> Path:
-    """Writes NAME.mat and NAME.hea; the path without extension comes back.
+    """Writes NAME.mat and NAME.hea; returns the path without extension.
 
     Args:
-        folder: is made.
-        name: of the recording.
+        folder: folder of the recording; is created.
+        name: name of the recording.
         signal: ADC units [leads, samples].
         leads: names of the rows.
-        sampling_rate: as it stands in the header.
-        gain: as it stands in every signal line.
-        comments: lines after the #.
+        sampling_rate: text in the record line.
+        gain: text in every signal line.
+        comments: text of the comment lines.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name

@@ -1,8 +1,8 @@
-"""Every loss once more, naively, in float64 and straight from its equation: the reference of the fast versions.
+"""Naive float64 versions of every loss, written from the equations: references for the fast versions.
 
-Loops over segments, tokens and drawn negatives; nothing is shared with the engine. Equations of the paper ("Lead-agnostic
-Self-supervised Learning for Local and Global Representations of Electrocardiogram"); Gumbel-softmax and diversity from
-wav2vec 2.0.
+They loop over segments, tokens and drawn negatives, and share no code with the engine. Equations are those of the paper
+("Lead-agnostic Self-supervised Learning for Local and Global Representations of Electrocardiogram"); Gumbel-softmax and diversity
+are those of wav2vec 2.0.
 """
 
 import torch
@@ -21,13 +21,13 @@ def local_losses(
     Args:
         contexts: [S, T, E].
         targets: [S, T, E].
-        codes: [S, T, G]; a negative with the positive's codes is left out.
+        codes: [S, T, G]; negatives with the positive's codes are excluded.
         mask: bool [S, T].
         negatives: [S, T, K] positions in the segment.
         temperature: tau.
 
     Returns:
-        Losses of the masked tokens of segments with two or more, in order.
+        Losses of the masked tokens, in order, of segments with at least two of them.
     """
     losses = []
     for s in range(mask.shape[0]):
@@ -46,7 +46,7 @@ def local_losses(
 
 
 def perplexity(probabilities: Tensor) -> Tensor:
-    """exp(entropy), summed over the groups of [G, V]; the small constant is wav2vec 2.0's."""
+    """Returns exp(entropy), summed over the groups of [G, V]; the small constant is wav2vec 2.0's."""
     total = probabilities.new_zeros(())
     for group in probabilities:
         total = total + torch.exp(-sum((p * torch.log(p + 1e-7) for p in group), start=probabilities.new_zeros(())))
@@ -58,8 +58,8 @@ def quantize(logits: Tensor, noise: Tensor | None, temperature: float, codebook:
 
     Args:
         logits: [S, T, G, V].
-        noise: the same shape, or None for the arg-max.
-        temperature: of the softmax.
+        noise: Gumbel noise of the same shape; ``None``: arg-max.
+        temperature: temperature of the softmax.
         codebook: [G, V, Q / G].
 
     Returns:
@@ -90,8 +90,8 @@ def global_loss(pooled: Tensor, patient: Tensor, form: str, temperature: float) 
 
     Args:
         pooled: g, [2 N, D]; rows 2 i and 2 i + 1 are a pair.
-        patient: [N]; another pair of the same patient is left out.
-        form: of the loss.
+        patient: [N]; other pairs of the same patient are excluded.
+        form: ``ntxent`` or ``symmetric``.
         temperature: tau.
     """
     total = pooled.new_zeros(())
@@ -109,7 +109,7 @@ def global_loss(pooled: Tensor, patient: Tensor, form: str, temperature: float) 
 
 
 def patient_loss(pooled: Tensor, patient: Tensor, temperature: float) -> Tensor:
-    """3KG: each positive of an anchor alone against the anchor's negatives, mean over all ordered pairs of one patient.
+    """3KG: each positive of an anchor against the anchor's negatives, averaged over all ordered pairs of a patient.
 
     Args:
         pooled: [2 N, D].

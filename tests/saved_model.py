@@ -1,4 +1,4 @@
-"""Tiny models saved in the native format."""
+"""Tiny models, saved as model folders."""
 
 from pathlib import Path
 from typing import Any

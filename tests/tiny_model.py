@@ -20,7 +20,7 @@ _FIXED_COUNT = W2VOptions.model_validate(_W2V | {"masking": "fixed_count"})
 _SYMMETRIC = CMSCOptions(form="symmetric")
 _OFFICIAL = CMSCOptions(form="symmetric", negatives="own_rank", constant_norms=True)
 
-# Every objective in each of its forms: name in the table OBJECTIVES, tiny options.
+# Every form of every objective: case -> (name in OBJECTIVES, tiny options).
 EVERY_OBJECTIVE: dict[str, tuple[str, Options]] = {
     "w2v": ("w2v", W2VOptions.model_validate(_W2V)),
     "w2v-fixed_count": ("w2v", _FIXED_COUNT),
@@ -37,7 +37,7 @@ NO_DROPOUT = {"feature_dropout": 0.0, "input_dropout": 0.0, "dropout": 0.0, "att
 
 
 def tiny_encoder_options(**changes: object) -> EncoderOptions:
-    """Small everywhere, without dropout."""
+    """Returns tiny sizes without dropout."""
     sizes = {
         "feature_channels": 16,
         "width": 32,
@@ -51,7 +51,7 @@ def tiny_encoder_options(**changes: object) -> EncoderOptions:
 
 
 def tiny_model(case: str, seed: int = 0, num_leads: int = 12, **changes: object) -> PretrainingModel:
-    """A tiny model of :data:`EVERY_OBJECTIVE` in training mode, with weights from the seed."""
+    """Returns a tiny model for a case of :data:`EVERY_OBJECTIVE`, in training mode, with weights from the seed."""
     name, options = EVERY_OBJECTIVE[case]
     encoder_options = tiny_encoder_options(**changes)
     with torch.random.fork_rng(devices=[]):
@@ -61,7 +61,7 @@ def tiny_model(case: str, seed: int = 0, num_leads: int = 12, **changes: object)
 
 
 def random_batch(num_pairs: int, num_samples: int = 640, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Segments [N, 2, 12, T] in mV and patients [N], of whom the first two pairs share one."""
+    """Returns segments [N, 2, 12, T] in mV and patients [N]; the first two pairs share a patient."""
     generator = torch.Generator().manual_seed(seed)
     segments = 0.3 * torch.randn(num_pairs, 2, 12, num_samples, generator=generator)
     return segments, (torch.arange(num_pairs) - 1).clamp(min=0)

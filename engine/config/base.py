@@ -93,7 +93,8 @@ class TrainOptions(Options):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Device; auto: GPUs if there are any."""
     timeout_minutes: float = Field(30, gt=0)
-    """Longest time for a step, a validation batch or a checkpoint. After that, a rank reports where it hangs and the run ends."""
+    """Longest time for a step, a validation batch or a checkpoint. After that, the rank reports where it hangs and the
+    run ends."""
 
     @field_validator("micro_batch_size", mode="before")
     @classmethod

@@ -10,7 +10,7 @@ from engine.tasks import MeanEvaluator, PredictionEvaluator, StepOutput
 from engine.tasks.evaluators import Predictions
 
 NUM_SAMPLES = 7
-# Rows of each rank's batches; the last global batch begins anew.
+# Rows of each rank's batches; the last global batch wraps around to the beginning.
 ROWS = [[[0, 1], [4, 5]], [[2, 3], [6, 0]]]
 
 

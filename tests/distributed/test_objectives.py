@@ -1,4 +1,4 @@
-"""A global batch gives one loss and one gradient, however many ranks share it."""
+"""Loss and gradient of a global batch do not depend on how many ranks share it."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from engine.collectives import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
 from engine.objectives import W2VCMSC, DrawKeys
 
-OWN_RANK = "w2v_cmsc-official"  # its global loss uses negatives from its own rank only
+OWN_RANK = "w2v_cmsc-official"  # its global loss uses negatives of its own rank only
 CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]
 NUM_PAIRS = 6
 STEP, ROW0 = 11, 24
@@ -20,7 +20,7 @@ Result = tuple[float, dict[str, float], Tensor]
 
 
 def run_case(case: str, pairs: slice) -> Result:
-    """Loss and gradient of some pairs of the global batch; the first two pairs share a patient."""
+    """Returns loss, metrics and gradient for some pairs of the global batch; the first two pairs share a patient."""
     model = tiny_model(case)
     segments, patient = random_batch(NUM_PAIRS)
     loss, metrics = model(segments[pairs], patient[pairs], STEP, ROW0 + pairs.start)
@@ -30,20 +30,20 @@ def run_case(case: str, pairs: slice) -> Result:
 
 
 def run_every_case(rank: int, num_ranks: int) -> list[Result]:
-    each = NUM_PAIRS // num_ranks
-    keys = DrawKeys(0, STEP, ROW0 + rank * each)
-    assert keys.batch_row(2 * each, torch.device("cpu")).tolist() == [2 * ROW0], "the same on every rank"
-    return [run_case(case, slice(rank * each, (rank + 1) * each)) for case in [*CASES, OWN_RANK]]
+    pairs_per_rank = NUM_PAIRS // num_ranks
+    keys = DrawKeys(0, STEP, ROW0 + rank * pairs_per_rank)
+    assert keys.batch_row(2 * pairs_per_rank, torch.device("cpu")).tolist() == [2 * ROW0], "the same on every rank"
+    return [run_case(case, slice(rank * pairs_per_rank, (rank + 1) * pairs_per_rank)) for case in [*CASES, OWN_RANK]]
 
 
 @pytest.fixture(scope="module")
 def results() -> list[list[Result]]:
-    """Of each rank, for each case."""
+    """Returns the results of each rank and case."""
     return run_ranks(run_every_case, 2, 2)
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], case: str) -> None:
+def test_means_over_ranks_equal_the_results_of_one_process(results: list[list[Result]], case: str) -> None:
     expected_loss, expected_metrics, expected_gradient = run_case(case, slice(0, NUM_PAIRS))
     (loss0, metrics0, gradient0), (loss1, metrics1, gradient1) = (result[CASES.index(case)] for result in results)
     assert loss0 != loss1
@@ -51,17 +51,17 @@ def test_means_over_ranks_are_those_of_one_process(results: list[list[Result]], 
     for name, value in expected_metrics.items():
         assert (metrics0[name] + metrics1[name]) / 2 == pytest.approx(value, rel=1e-6), name
     error = (gradient0 + gradient1) / 2 - expected_gradient
-    # Sums in another order: fp32 noise, well above 1e-6 only in single parameters.
+    # Another order of summation causes fp32 rounding errors, well above 1e-6 only in single parameters.
     assert error.norm() <= 3e-6 * expected_gradient.norm()
 
 
-def test_with_negatives_from_its_own_rank_each_rank_has_its_own_loss(results: list[list[Result]]) -> None:
+def test_own_rank_negatives_give_each_rank_its_own_global_loss(results: list[list[Result]]) -> None:
     both = (metrics for _, metrics, _ in (result[-1] for result in results))
     for number, metrics in enumerate(both):
         pairs = slice(number * NUM_PAIRS // 2, (number + 1) * NUM_PAIRS // 2)
         model = tiny_model(OWN_RANK)
         segments, patient = random_batch(NUM_PAIRS)
-        # The masks are still those of the whole batch, trimmed to its segment with the fewest tokens.
+        # Masks are still those of the whole batch, trimmed to the segment with the fewest masked tokens.
         draws = model.objective.draw(
             DrawKeys(model.seed, STEP, ROW0), 2 * NUM_PAIRS, model.encoder.num_tokens(640), patient.device
         )

@@ -1,4 +1,4 @@
-"""These tests need a CUDA device, and skip where there is none."""
+"""Tests that need a CUDA device; they are skipped if there is none."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True)
 def cuda() -> torch.device:
-    """The device."""
+    """Returns the CUDA device."""
     if not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device("cuda", torch.cuda.current_device())

@@ -1,4 +1,4 @@
-"""Each fast path on the GPU against the plain one: outputs and gradients, in the sizes of the base model."""
+"""Compares each fast path on the GPU with the plain one: outputs and gradients, at the sizes of the base model."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from engine.models import ComputeOptions, Encoder, EncoderOptions
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
 from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation
 
-# Torch may warn of what a kernel or the compiler does on a device that these tests have not seen.
+# PyTorch may warn about kernels or the compiler on devices that these tests have not run on.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
 
 NO_DROPOUT = {"feature_dropout": 0.0, "input_dropout": 0.0, "dropout": 0.0, "attention_dropout": 0.0}
-# Of a result in bf16, whose numbers have 8 bits, to one in fp32 or fp64, as a share of its norm.
+# Relative error of a bf16 result (8 significant bits): norm of the difference over norm of the fp32 or fp64 result.
 BF16_ERROR = 1e-2
 
 
@@ -26,7 +26,7 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, inputs, upstream)
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself and the device
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler about itself and the device
 @pytest.mark.parametrize("num_segments", [1, 32])
 @pytest.mark.parametrize(
     ("formulation", "compiled"), [*((name, False) for name in FORMULATIONS), ("toeplitz", True), ("triton", True)]
@@ -52,7 +52,7 @@ def test_positional_convolution(
 @pytest.mark.parametrize("backend", ["auto", "plain", *SDPA_BACKENDS])
 def test_attention(backend: AttentionBackend, cuda: torch.device) -> None:
     torch.manual_seed(0)
-    # As the encoder has them: views of one projection.
+    # As in the encoder: views of one projection.
     qkv = torch.randn(8, 156, 3, 12, 64, device=cuda).bfloat16().requires_grad_()
     exact = qkv.detach().double().requires_grad_()
     (q, k, v), (a, b, c) = (tensor.permute(2, 0, 3, 1, 4).unbind() for tensor in (qkv, exact))
@@ -63,7 +63,7 @@ def test_attention(backend: AttentionBackend, cuda: torch.device) -> None:
 
 
 @pytest.mark.parametrize("backend", ["auto", "plain", *SDPA_BACKENDS])
-def test_attention_drops_weights_and_keeps_their_mean(backend: AttentionBackend, cuda: torch.device) -> None:
+def test_attention_dropout_keeps_the_mean(backend: AttentionBackend, cuda: torch.device) -> None:
     torch.manual_seed(0)
     q, k = torch.randn(2, 16, 12, 156, 64, device=cuda).bfloat16().unbind()
     v = torch.ones_like(q).requires_grad_()
@@ -81,7 +81,7 @@ def run_backend(q: Tensor, k: Tensor, v: Tensor, dropout: float, backend: Attent
     except RuntimeError as reason:
         if backend != "cudnn":
             raise
-        pytest.skip(f"torch has no cudnn attention here: {reason}")
+        pytest.skip(f"PyTorch has no cuDNN attention on this device: {reason}")
 
 
 def run_encoder(
@@ -91,10 +91,10 @@ def run_encoder(
     options: dict[str, float],
     compiled: str | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, int]:
-    """The context, all gradients, the state of the device's generator afterwards, and the most memory that it took."""
+    """Returns the context, all gradients, the final state of the device's generator, and the peak memory in bytes."""
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()
-    held_before = torch.cuda.memory_allocated()
+    allocated_before = torch.cuda.memory_allocated()
     encoder = Encoder(EncoderOptions.model_validate({"depth": 2} | options), compute=compute).to(device)
     if compiled == "model":
         encoder.compile(fullgraph=True, dynamic=False)
@@ -105,12 +105,12 @@ def run_encoder(
     segments, mask = torch.randn(16, 12, 2500, generator=generator), torch.rand(16, 156, generator=generator) < 0.5
     context = encoder(segments.to(device, dtype), mask.to(device)).context
     (context.float() * torch.linspace(-1, 1, 768, device=device)).square().mean().backward()
-    memory = torch.cuda.max_memory_allocated() - held_before
+    memory = torch.cuda.max_memory_allocated() - allocated_before
     grads = torch.cat([p.grad.flatten() for p in encoder.parameters() if p.grad is not None])
     return context.detach(), grads, torch.cuda.get_rng_state(), memory
 
 
-@pytest.mark.filterwarnings("ignore")  # of torch's compiler, about itself and the device
+@pytest.mark.filterwarnings("ignore")  # warnings of the compiler about itself and the device
 @pytest.mark.parametrize(("positional", "compiled"), [("auto", None), ("conv2d", None), ("auto", "blocks"), ("auto", "model")])
 def test_encoder(positional: PositionalFormulation, compiled: str | None, cuda: torch.device) -> None:
     torch.compiler.reset()
@@ -126,7 +126,7 @@ def test_encoder(positional: PositionalFormulation, compiled: str | None, cuda: 
 def test_activation_checkpointing_drops_the_same_values_in_less_memory(compiled: str | None, cuda: torch.device) -> None:
     torch.compiler.reset()
     runs = []
-    # Blocks enough, and a positional convolution small enough, that the most memory is held by the blocks.
+    # Enough blocks, and a small enough positional convolution, for the blocks to dominate the memory.
     options = {"dropout": 0.2, "attention_dropout": 0.2, "depth": 4, "pos_kernel": 4}
     for checkpointing in (False, True):
         compute = ComputeOptions(positional="unfold", activation_checkpointing=checkpointing)
@@ -134,6 +134,6 @@ def test_activation_checkpointing_drops_the_same_values_in_less_memory(compiled:
     (context, grads, state, memory), (again, grads_again, state_again, less_memory) = runs
     assert torch.equal(again, context)
     assert torch.equal(state_again, state)
-    # Fused attention adds up gradients in no fixed order.
+    # Fused attention sums gradients in no fixed order.
     assert error(grads_again, grads) < 1e-2
     assert less_memory < memory

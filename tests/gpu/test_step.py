@@ -1,6 +1,6 @@
-"""The training step on a GPU never waits for the device, and the search for a micro-batch size finds what fits.
+"""The training step on a GPU never waits for the device, and the search for a micro-batch size finds one that fits.
 
-Each test runs in a process of its own: DeepSpeed has one kind of device and one process group per process.
+Each test runs in a separate process, because DeepSpeed has one device type and one process group per process.
 """
 
 import os
@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import pytest
 import torch
-from pretraining_runs import LAUNCHERS, TINY
+from pretraining_runs import LAUNCHER_VARIABLES, TINY
 
 from engine.config import PretrainConfig, load_config
 from engine.data import random_batch
@@ -28,16 +28,18 @@ pytestmark = pytest.mark.gpu
 
 TESTS = Path(__file__).parents[1]
 QUICKSTART = TESTS.parent / "configs" / "quickstart.yaml"
-NUM_WARMUP = 3  # steps in which memory is allocated and algorithms are chosen
+NUM_WARMUP_STEPS = 3  # in which memory is allocated and algorithms are chosen
 
 
-def run_alone(*words: str) -> None:
-    """Runs this file in a process of its own; fails with its output."""
-    environment = {name: value for name, value in os.environ.items() if name not in LAUNCHERS and name != "DS_ACCELERATOR"}
-    # Added to PYTHONPATH, which may be where the packages are.
+def run_in_new_process(test: str) -> None:
+    """Runs one test of this file in a new process; fails with its output."""
+    environment = {
+        name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES and name != "DS_ACCELERATOR"
+    }
+    # Added to PYTHONPATH, through which the packages may be installed.
     folders = [str(TESTS), str(TESTS.parent), *filter(None, [environment.get("PYTHONPATH")])]
     run = subprocess.run(
-        [sys.executable, __file__, *words],
+        [sys.executable, __file__, test],
         env=environment | {"PYTHONPATH": os.pathsep.join(folders)},
         capture_output=True,
         text=True,
@@ -47,12 +49,12 @@ def run_alone(*words: str) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_a_step_waits_for_nothing() -> None:
-    run_alone("step")
+def test_a_step_never_waits_for_the_device() -> None:
+    run_in_new_process("step")
 
 
-def test_the_search_finds_what_fits_and_frees_its_memory() -> None:
-    run_alone("micro-batch")
+def test_the_micro_batch_search_finds_a_size_that_fits_and_frees_its_memory() -> None:
+    run_in_new_process("micro-batch")
 
 
 def wait(*_: object) -> NoReturn:
@@ -66,9 +68,9 @@ def train_without_waiting(ranks: Ranks, stage: int) -> None:
     backend = DeepSpeedBackend(task.model, config, ranks)
     batch = random_batch(4, num_leads=12, pair=task.pair, device=ranks.device)
     patch = pytest.MonkeyPatch()
-    for step in range(NUM_WARMUP + 2):
+    for step in range(NUM_WARMUP_STEPS + 2):
         torch.cuda.synchronize()
-        if step >= NUM_WARMUP:
+        if step >= NUM_WARMUP_STEPS:
             patch.setattr(torch.cuda, "synchronize", wait)
             torch.cuda.set_sync_debug_mode("error")
         output = run_batch(task, backend.model, batch, step=step, row0=0, precision="bf16")
@@ -93,12 +95,12 @@ def find_micro_batches(ranks: Ranks) -> None:
         return resolve_micro_batch_size(config, lambda: PretrainingTask(config), ranks, None).train.micro_batch_size
 
     assert find() == 64
-    # By now the libraries have allocated their workspaces, which they keep.
+    # The libraries have allocated their workspaces by now, and keep them.
     before = torch.cuda.memory_allocated()
     assert find() == 64
     assert torch.cuda.memory_allocated() <= before
 
-    # As if the device had only as much memory as a quarter of the batch takes.
+    # As if the device had only enough memory for a quarter of the batch.
     task = PretrainingTask(config)
     task.model.to(ranks.device)
 
@@ -109,7 +111,7 @@ def find_micro_batches(ranks: Ranks) -> None:
     limit = 1.05 * torch.cuda.max_memory_reserved()
     assert fits(16, limit)
     assert not fits(64, limit)
-    # More than any device has: the allocator itself refuses.
+    # More than any device has: the allocator raises an error.
     assert not fits(2**20, limit=float("inf"))
     assert fits(16, limit)
 

@@ -1,4 +1,4 @@
-"""The checkpoints of real runs, of every kind that DeepSpeed writes, converted and used."""
+"""Checkpoints of real runs at several ZeRO stages, converted and loaded."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ from engine.interop.native import load_tensors
 
 pytestmark = pytest.mark.slow
 
-# In a process of its own: DeepSpeed chooses its device once, and warns of much.
+# In a separate process: DeepSpeed chooses its device once, and prints many warnings.
 REFERENCE = """
 import sys, torch
 from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -21,9 +21,9 @@ torch.save(get_fp32_state_dict_from_zero_checkpoint(sys.argv[1], "deepspeed"), s
 
 
 @pytest.mark.parametrize("stage", [1, 3])
-def test_the_checkpoint_of_a_run_becomes_a_model(simulated_dataset: Path, tmp_path: Path, stage: int) -> None:
-    words = ("train.steps=2", f"zero.stage={stage}", "zero.param_persistence_threshold=100", "leads=6")
-    Run(simulated_dataset, tmp_path / "run", *words, ranks=2).succeed()
+def test_a_checkpoint_converts_to_a_model_and_to_the_official_form(simulated_dataset: Path, tmp_path: Path, stage: int) -> None:
+    overrides = ("train.steps=2", f"zero.stage={stage}", "zero.param_persistence_threshold=100", "leads=6")
+    Run(simulated_dataset, tmp_path / "run", *overrides, ranks=2).succeed()
     checkpoint, model, official = tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "model", tmp_path / "out.pt"
 
     _convert("deepspeed", checkpoint, model)
@@ -38,5 +38,5 @@ def test_the_checkpoint_of_a_run_becomes_a_model(simulated_dataset: Path, tmp_pa
     assert all(torch.equal(tensors[name], reference[name]) for name in tensors)
 
 
-def _convert(*words: object) -> None:
-    subprocess.run([sys.executable, "engine/convert.py", *map(str, words)], cwd=ROOT, check=True)
+def _convert(*arguments: object) -> None:
+    subprocess.run([sys.executable, "engine/convert.py", *map(str, arguments)], cwd=ROOT, check=True)

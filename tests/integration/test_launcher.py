@@ -1,4 +1,4 @@
-"""Ranks do not outlive their launcher: whatever ends, the ranks save and end, and the run resumes."""
+"""Ranks do not outlive their launcher: they save a checkpoint and end, and the run resumes."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ TIMEOUT = 60.0
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
+    """Returns the child processes of a process."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:

@@ -1,4 +1,4 @@
-"""Every preset pre-trains, with one rank and with two; each rank runs all of them in one process."""
+"""Every preset trains with one rank and with two. Each rank trains all presets in one process, which saves startup time."""
 
 import os
 import warnings
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.slow
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "pretrain"
 PRESETS = sorted(file.stem for file in CONFIGS.glob("*.yaml") if file.stem != "base")
-# Preset and leads: each preset as it is, and the models of Table 2.
+# Preset and leads: each preset unchanged, and the lead combinations of Table 2.
 CASES = [(preset, 12) for preset in PRESETS] + [("w2v_cmsc_rlm", 6), ("cmsc", 3), ("w2v_cmsc_rlm", 2), ("w2v", 1)]
-# Its global loss depends on the number of ranks by design.
+# Its global loss uses each rank's own segments, so it depends on the number of ranks.
 OWN_RANK = "official_w2v_cmsc_rlm"
 
 NUM_STEPS = 3
-MICRO_BATCH_OF_ALL_RANKS = 4  # crops; two micro-batches per step
+GLOBAL_MICRO_BATCH_SIZE = 4  # crops over all ranks; two micro-batches per step
 TINY_MODEL = [
     "model.feature_channels=16",
     "model.width=32",
@@ -35,7 +35,7 @@ TINY_MODEL = [
     "model.mlp_width=64",
     "model.pos_kernel=16",
     "model.pos_groups=4",
-    # Dropout draws from each rank's own generator; all other random numbers depend on the position in the batch.
+    # Dropout uses each rank's own generator; all other random numbers depend on the position in the batch.
     "model.dropout=0",
     "model.attention_dropout=0",
     "model.input_dropout=0",
@@ -46,7 +46,7 @@ TINY_RUN = [
     "train.device=cpu",
     "train.precision=fp32",
     f"train.steps={NUM_STEPS}",
-    f"train.batch_size={2 * MICRO_BATCH_OF_ALL_RANKS}",
+    f"train.batch_size={2 * GLOBAL_MICRO_BATCH_SIZE}",
     "checkpoint.every_steps=null",
     "validation.every_steps=null",
     "logging.tensorboard=false",
@@ -56,13 +56,13 @@ TINY_RUN = [
     "resume=none",
 ]
 TINY_LOCAL = ["num_codes=20", "code_width=32", "num_negatives=20", "final_width=32"]
-LOCAL_OPTIONS = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}  # where the options of an objective's local part are
+LOCAL_OPTIONS = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}  # section with the options of the local objective
 
-# Name of each case -> its losses.
+# Case -> losses of each step.
 Losses = dict[str, list[dict[str, float]]]
 
 
-def name_of(case: tuple[str, int]) -> str:
+def case_id(case: tuple[str, int]) -> str:
     return f"{case[0]}-{case[1]}-leads"
 
 
@@ -71,24 +71,24 @@ def train_every_case(rank: int, num_ranks: int, dataset: Path, out: Path) -> Los
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "XDG_CACHE_HOME": str(out / "cache")}
     warnings.simplefilter("ignore")
     ranks = init_distributed(select_device("cpu"))
-    # Measuring the peak FLOP/s for each run would take half of the time.
+    # Measuring the peak FLOP/s of each run would take half of the time.
     with mock.patch("engine.training.trainer.measure_peak_flops", return_value=1e12):
-        return {name_of(case): train(case, ranks, dataset, out) for case in CASES}
+        return {case_id(case): train(case, ranks, dataset, out) for case in CASES}
 
 
 def train(case: tuple[str, int], ranks: Ranks, dataset: Path, out: Path) -> list[dict[str, float]]:
-    """Trains one case; returns its losses, training steps first, on the main rank."""
+    """Trains one case; returns its losses on the main rank, first of the training steps, then of the validation."""
     file = CONFIGS / f"{case[0]}.yaml"
     section = LOCAL_OPTIONS.get(load_config(PretrainConfig, [file]).objective.name)
     overrides = [*TINY_MODEL, *TINY_RUN, *(f"{section}.{option}" for option in TINY_LOCAL if section)]
-    overrides += [f"train.micro_batch_size={MICRO_BATCH_OF_ALL_RANKS // ranks.world_size}", f"leads={case[1]}"]
-    overrides += [f"data.path={dataset}", f"output_dir={out / name_of(case)}"]
-    (out / name_of(case)).mkdir(parents=True, exist_ok=True)
+    overrides += [f"train.micro_batch_size={GLOBAL_MICRO_BATCH_SIZE // ranks.world_size}", f"leads={case[1]}"]
+    overrides += [f"data.path={dataset}", f"output_dir={out / case_id(case)}"]
+    (out / case_id(case)).mkdir(parents=True, exist_ok=True)
     trainer = build_trainer(load_config(PretrainConfig, [file], overrides), ranks, PretrainingTask)
     trainer.run()
     trainer.close()
     trainer.backend.destroy()
-    metrics = out / name_of(case) / "metrics.jsonl"
+    metrics = out / case_id(case) / "metrics.jsonl"
     rows = [read_rows(metrics, kind) for kind in ("train", "valid")] if ranks.is_main else []
     return [
         {name: value for name, value in row.items() if name.startswith("loss") or name == "gradient_norm"}
@@ -99,15 +99,15 @@ def train(case: tuple[str, int], ranks: Ranks, dataset: Path, out: Path) -> list
 
 @pytest.fixture(scope="module")
 def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Losses]:
-    """Number of ranks -> losses on the main rank."""
+    """Returns number of ranks -> losses on the main rank."""
     folder = tmp_path_factory.mktemp("presets")
     dataset = write_dataset(folder / "dataset", {"pretrain": 24, "valid": 8})
     return {ranks: run_ranks(train_every_case, ranks, ranks, dataset, folder / f"{ranks}-ranks")[0] for ranks in (1, 2)}
 
 
-@pytest.mark.parametrize("case", CASES, ids=name_of)
-def test_a_preset_trains_with_one_rank_and_with_two(losses: dict[int, Losses], case: tuple[str, int]) -> None:
-    one, two = (losses[ranks][name_of(case)] for ranks in (1, 2))
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_preset_has_the_same_losses_with_one_rank_and_with_two(losses: dict[int, Losses], case: tuple[str, int]) -> None:
+    one, two = (losses[ranks][case_id(case)] for ranks in (1, 2))
     for rows in (one, two):
         assert ["gradient_norm" in row for row in rows] == [True] * NUM_STEPS + [False]
         assert all(0 < row["loss"] < 1e3 for row in rows)
@@ -122,6 +122,6 @@ def test_a_preset_trains_with_one_rank_and_with_two(losses: dict[int, Losses], c
 
 
 def test_only_the_official_preset_depends_on_the_number_of_ranks(losses: dict[int, Losses]) -> None:
-    one, two = (losses[ranks][name_of((OWN_RANK, 12))][0] for ranks in (1, 2))
+    one, two = (losses[ranks][case_id((OWN_RANK, 12))][0] for ranks in (1, 2))
     assert abs(one["loss_global"] - two["loss_global"]) > 1e-3
     assert two["loss_features_penalty"] == pytest.approx(one["loss_features_penalty"], rel=1e-5)

@@ -1,4 +1,4 @@
-"""Whole runs: ranks, ZeRO stages, precisions, and what is said when something is wrong."""
+"""Whole runs: ranks, ZeRO stages, precisions, and messages about mistakes."""
 
 import json
 import math
@@ -12,15 +12,16 @@ from pretraining_runs import Run
 pytestmark = pytest.mark.slow
 
 
-def test_the_loss_does_not_depend_on_how_many_ranks_share_the_batch(simulated_dataset: Path, tmp_path: Path) -> None:
-    # The quickstart has no dropout, which draws from each rank's own generator; all else is drawn by position in the batch.
-    words = ("train.steps=6", "train.batch_size=16", "optimizer.schedule.warmup_steps=0")
-    one = Run(simulated_dataset, tmp_path / "one", *words).succeed()
-    two = Run(simulated_dataset, tmp_path / "two", *words, ranks=2).succeed()
-    halves = Run(simulated_dataset, tmp_path / "halves", *words, "zero.stage=0", ranks=2).succeed()
+def test_losses_do_not_depend_on_the_number_of_ranks(simulated_dataset: Path, tmp_path: Path) -> None:
+    # The quickstart has no dropout, which uses each rank's own generator; all other random numbers depend on the position
+    # in the batch.
+    overrides = ("train.steps=6", "train.batch_size=16", "optimizer.schedule.warmup_steps=0")
+    one = Run(simulated_dataset, tmp_path / "one", *overrides).succeed()
+    two = Run(simulated_dataset, tmp_path / "two", *overrides, ranks=2).succeed()
+    stage_0 = Run(simulated_dataset, tmp_path / "stage-0", *overrides, "zero.stage=0", ranks=2).succeed()
     assert two.losses() == pytest.approx(one.losses(), rel=1e-5)
-    assert halves.losses() == pytest.approx(one.losses(), rel=1e-5)
-    norms = [[row["gradient_norm"] for row in run.rows()] for run in (one, two, halves)]
+    assert stage_0.losses() == pytest.approx(one.losses(), rel=1e-5)
+    norms = [[row["gradient_norm"] for row in run.rows()] for run in (one, two, stage_0)]
     assert norms[1] == pytest.approx(norms[0], rel=1e-3)
     assert norms[2] == pytest.approx(norms[0], rel=1e-3)
 
@@ -30,24 +31,24 @@ def test_the_loss_does_not_depend_on_how_many_ranks_share_the_batch(simulated_da
 def test_every_zero_stage_trains_with_two_ranks_and_accumulation(
     simulated_dataset: Path, tmp_path: Path, stage: int, precision: str
 ) -> None:
-    words = (
+    overrides = (
         "train.steps=4",
         "train.batch_size=8",
         "train.micro_batch_size=2",
         f"train.precision={precision}",
         f"zero.stage={stage}",
     )
-    run = Run(simulated_dataset, tmp_path / "run", *words, "validation.every_steps=2", ranks=2).succeed()
+    run = Run(simulated_dataset, tmp_path / "run", *overrides, "validation.every_steps=2", ranks=2).succeed()
     losses = run.losses()
     assert len(losses) == 4
     assert all(math.isfinite(loss) for loss in losses)
     assert [row["step"] for row in run.rows("valid")] == [2, 4]
     assert all(row["gradient_norm"] > 0 for row in run.rows())
-    resumed = Run(simulated_dataset, tmp_path / "run", *words, "train.steps=6", ranks=2).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", *overrides, "train.steps=6", ranks=2).succeed()
     assert len(resumed.losses()) == 6
 
 
-def test_the_quickstart_learns_and_concludes(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_the_quickstart_learns_and_writes_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
     run = Run(
         simulated_dataset, tmp_path / "run", "train.steps=80", "train.batch_size=16", "logging.tensorboard=true", launcher=True
     ).succeed()
@@ -64,32 +65,32 @@ def test_the_quickstart_learns_and_concludes(simulated_dataset: Path, tmp_path: 
         assert word in run.stdout
 
 
-def test_a_short_run_that_logs_seldom_has_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_a_short_run_with_rare_logging_has_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
     run = Run(simulated_dataset, tmp_path / "run", "train.steps=2", "logging.every_steps=100").succeed()
     assert [row["step"] for row in run.rows()] == [2]
     assert "crops/s" in run.stdout
 
 
 def test_real_or_simulated_recordings_with_two_ranks_zero_2_and_bf16(recordings_dataset: Path, tmp_path: Path) -> None:
-    words = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=dali")
-    run = Run(recordings_dataset, tmp_path / "run", *words, ranks=2).succeed()
+    overrides = ("train.steps=5", "train.batch_size=8", "train.precision=bf16", "zero.stage=2", "data.loader=dali")
+    run = Run(recordings_dataset, tmp_path / "run", *overrides, ranks=2).succeed()
     assert len(run.losses()) == 5
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_good_checkpoint(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_a_nan_loss_stops_the_run_and_keeps_the_last_checkpoint(simulated_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=3").succeed()
     line = Run(simulated_dataset, tmp_path / "run", "train.steps=30", "optimizer.learning_rate=1e30").fail()
     assert "is not finite" in line
-    assert "simulated" in line, "the keys of the batch are named"
+    assert "simulated" in line, "the message lists keys of the batch"
     assert "step-00000003" in line
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000003"]
 
 
 class TestRefusals:
-    """Before the first step, in one line."""
+    """Mistakes that are reported in one line before the first step."""
 
-    def refused(self, dataset: Path | None, tmp_path: Path, *words: str, ranks: int = 1) -> str:
-        run = Run(dataset, tmp_path / "run", "train.steps=2", *words, ranks=ranks)
+    def refused(self, dataset: Path | None, tmp_path: Path, *overrides: str, ranks: int = 1) -> str:
+        run = Run(dataset, tmp_path / "run", "train.steps=2", *overrides, ranks=ranks)
         line = run.fail()
         assert not (tmp_path / "run" / "metrics.jsonl").exists()
         return line
@@ -97,25 +98,25 @@ class TestRefusals:
     def test_unknown_key(self, simulated_dataset: Path, tmp_path: Path) -> None:
         assert "did you mean 'train.batch_size'" in self.refused(simulated_dataset, tmp_path, "train.batchsize=4", ranks=2)
 
-    def test_batch_that_does_not_divide(self, simulated_dataset: Path, tmp_path: Path) -> None:
+    def test_batch_size_not_divisible_by_the_ranks(self, simulated_dataset: Path, tmp_path: Path) -> None:
         assert "is not divisible by 2 ranks" in self.refused(simulated_dataset, tmp_path, "train.batch_size=15", ranks=2)
 
-    def test_no_dataset_given(self, tmp_path: Path) -> None:
+    def test_missing_data_path(self, tmp_path: Path) -> None:
         assert "data.path is missing" in self.refused(None, tmp_path)
 
-    def test_no_dataset_there(self, tmp_path: Path) -> None:
+    def test_nonexistent_dataset(self, tmp_path: Path) -> None:
         assert "nowhere" in self.refused(tmp_path / "nowhere", tmp_path)
 
-    def test_output_folder_that_cannot_be_made(self, simulated_dataset: Path, tmp_path: Path) -> None:
+    def test_output_folder_that_cannot_be_created(self, simulated_dataset: Path, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         run = Run(simulated_dataset, tmp_path / "run", f"output_dir={tmp_path / 'file' / 'run'}", "train.steps=2", ranks=2)
         assert "cannot be written to" in run.fail()
 
-    def test_no_gpu(self, simulated_dataset: Path, tmp_path: Path) -> None:
+    def test_cuda_without_a_gpu(self, simulated_dataset: Path, tmp_path: Path) -> None:
         line = Run(simulated_dataset, tmp_path / "run", "train.device=cuda", environment={"CUDA_VISIBLE_DEVICES": ""}).fail()
         assert "PyTorch sees no GPU" in line
 
-    def test_shard_changed_by_one_bit(self, simulated_dataset: Path, tmp_path: Path) -> None:
+    def test_shard_with_a_flipped_bit(self, simulated_dataset: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
         shard = min((copy / "shards").glob("pretrain-*.tar"))
         content = bytearray(shard.read_bytes())
@@ -123,7 +124,7 @@ class TestRefusals:
         shard.write_bytes(content)
         assert shard.name in self.refused(copy, tmp_path)
 
-    def test_shard_missing(self, simulated_dataset: Path, tmp_path: Path) -> None:
+    def test_missing_shard(self, simulated_dataset: Path, tmp_path: Path) -> None:
         copy = Path(shutil.copytree(simulated_dataset, tmp_path / "dataset"))
         shard = min((copy / "shards").glob("pretrain-*.tar"))
         shard.unlink()

@@ -1,4 +1,4 @@
-"""A run that was stopped anywhere and resumed gives bitwise the losses of one that was not."""
+"""A run that is interrupted anywhere and resumed has bitwise the same losses as an uninterrupted one."""
 
 import shutil
 import signal
@@ -15,7 +15,7 @@ RANKS = pytest.mark.parametrize("ranks", [1, 2])
 
 @pytest.fixture(scope="module")
 def uninterrupted(simulated_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[float]]:
-    """Losses of whole runs, by the number of ranks."""
+    """Returns the losses of uninterrupted runs by number of ranks."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     return {ranks: Run(simulated_dataset, folder / str(ranks), STEPS, ranks=ranks).succeed().losses() for ranks in (1, 2)}
 
@@ -37,11 +37,11 @@ def test_after_sigterm(simulated_dataset: Path, tmp_path: Path, uninterrupted: d
 def test_after_kill_between_checkpoints(
     simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]], ranks: int
 ) -> None:
-    words = (STEPS, "checkpoint.every_steps=4")
-    run = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks)
+    overrides = (STEPS, "checkpoint.every_steps=4")
+    run = Run(simulated_dataset, tmp_path / "run", *overrides, ranks=ranks)
     run.wait_until(lambda: run.steps_done >= 10)
     run.kill()
-    resumed = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", *overrides, ranks=ranks).succeed()
     assert "resuming from step" in resumed.stderr
     assert resumed.losses() == uninterrupted[ranks]
 
@@ -50,46 +50,46 @@ def test_after_kill_between_checkpoints(
 def test_after_kill_during_a_checkpoint(
     simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]], ranks: int
 ) -> None:
-    words = (STEPS, "checkpoint.every_steps=8")
-    run = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks)
+    overrides = (STEPS, "checkpoint.every_steps=8")
+    run = Run(simulated_dataset, tmp_path / "run", *overrides, ranks=ranks)
     folder = tmp_path / "run" / "checkpoints"
     run.wait_until((folder / ".partial-step-00000016").exists)
     run.kill()
     assert (folder / ".partial-step-00000016").exists(), "the kill came too late to hit the checkpoint"
-    resumed = Run(simulated_dataset, tmp_path / "run", *words, ranks=ranks).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", *overrides, ranks=ranks).succeed()
     assert "resuming from step 8" in resumed.stderr
     assert resumed.losses() == uninterrupted[ranks]
     assert not list(folder.glob(".partial-*"))
 
 
-def test_a_damaged_checkpoint_is_passed_over(
+def test_a_damaged_checkpoint_is_skipped(
     simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]]
 ) -> None:
-    words = ("checkpoint.every_steps=10",)
-    Run(simulated_dataset, tmp_path / "run", "train.steps=20", *words).succeed()
+    overrides = ("checkpoint.every_steps=10",)
+    Run(simulated_dataset, tmp_path / "run", "train.steps=20", *overrides).succeed()
     newest = tmp_path / "run" / "checkpoints" / "step-00000020" / "deepspeed" / "mp_rank_00_model_states.pt"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
-    resumed = Run(simulated_dataset, tmp_path / "run", STEPS, *words).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", STEPS, *overrides).succeed()
     assert "mp_rank_00_model_states.pt has changed" in resumed.stderr
     assert "resuming from step 10" in resumed.stderr
     assert resumed.losses() == uninterrupted[1]
 
 
 def test_with_dropout_accumulation_and_dali(simulated_dataset: Path, tmp_path: Path) -> None:
-    words = ("data.loader=dali", "train.micro_batch_size=2", "model.dropout=0.2", "zero.stage=2")
-    whole = Run(simulated_dataset, tmp_path / "whole", "train.steps=12", *words).succeed()
-    Run(simulated_dataset, tmp_path / "parts", "train.steps=5", *words).succeed()
-    resumed = Run(simulated_dataset, tmp_path / "parts", "train.steps=12", *words).succeed()
+    overrides = ("data.loader=dali", "train.micro_batch_size=2", "model.dropout=0.2", "zero.stage=2")
+    whole = Run(simulated_dataset, tmp_path / "whole", "train.steps=12", *overrides).succeed()
+    Run(simulated_dataset, tmp_path / "parts", "train.steps=5", *overrides).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "parts", "train.steps=12", *overrides).succeed()
     assert resumed.losses() == whole.losses()
     assert len(set(whole.losses())) == 12
 
 
-def test_blocks_computed_twice_and_micro_batches_found_change_no_loss(simulated_dataset: Path, tmp_path: Path) -> None:
-    words = ("zero.stage=3", "zero.param_persistence_threshold=0", "model.dropout=0.2", "model.attention_dropout=0.2")
-    plain = Run(simulated_dataset, tmp_path / "plain", "train.steps=6", *words, ranks=2).succeed()
-    again = (*words, "compute.activation_checkpointing=true", "train.micro_batch_size=auto")
+def test_checkpointing_and_automatic_micro_batches_do_not_change_losses(simulated_dataset: Path, tmp_path: Path) -> None:
+    overrides = ("zero.stage=3", "zero.param_persistence_threshold=0", "model.dropout=0.2", "model.attention_dropout=0.2")
+    plain = Run(simulated_dataset, tmp_path / "plain", "train.steps=6", *overrides, ranks=2).succeed()
+    again = (*overrides, "compute.activation_checkpointing=true", "train.micro_batch_size=auto")
     Run(simulated_dataset, tmp_path / "run", "train.steps=3", *again, ranks=2).succeed()
     resumed = Run(simulated_dataset, tmp_path / "run", "train.steps=6", *again, ranks=2).succeed()
     assert resumed.losses() == plain.losses()
@@ -97,12 +97,12 @@ def test_blocks_computed_twice_and_micro_batches_found_change_no_loss(simulated_
     assert "micro_batch_size: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
 
-def test_with_another_dataset_is_refused(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
+def test_another_dataset_is_refused(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
     assert "fingerprint" in Run(other_dataset, tmp_path / "run", "train.steps=4").fail()
 
 
-def test_with_another_model_says_which_shapes_differ(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_another_model_is_refused_with_the_differing_shapes(simulated_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
     line = Run(simulated_dataset, tmp_path / "run", "train.steps=4", "model.mlp_width=96").fail()
     assert "[64" in line
@@ -110,15 +110,20 @@ def test_with_another_model_says_which_shapes_differ(simulated_dataset: Path, tm
 
 
 def test_keeps_the_last_checkpoints_and_the_best(simulated_dataset: Path, tmp_path: Path) -> None:
-    words = ("validation.every_steps=2", "checkpoint.every_steps=2", "checkpoint.keep_last=2", "optimizer.learning_rate=1e-3")
-    run = Run(simulated_dataset, tmp_path / "run", "train.steps=12", *words).succeed()
+    overrides = (
+        "validation.every_steps=2",
+        "checkpoint.every_steps=2",
+        "checkpoint.keep_last=2",
+        "optimizer.learning_rate=1e-3",
+    )
+    run = Run(simulated_dataset, tmp_path / "run", "train.steps=12", *overrides).succeed()
     valid = {int(row["step"]): row["loss"] for row in run.rows("valid")}
     best = min(valid, key=lambda step: valid[step])
     kept = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir()}
     assert kept == {10, 12, best}
 
 
-def test_a_new_run_does_not_write_over_an_old_one(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_a_new_run_does_not_overwrite_an_old_one(simulated_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
     assert "already contains a run" in Run(simulated_dataset, tmp_path / "run", "train.steps=2", "resume=none").fail()
 
@@ -128,11 +133,11 @@ def test_a_copied_checkpoint_can_start_another_run(simulated_dataset: Path, tmp_
     shutil.copytree(tmp_path / "first" / "checkpoints" / "step-00000003", tmp_path / "copy")
     run = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").succeed()
     assert [row["step"] for row in run.rows()] == [4, 5]
-    # Going on from before them, the new checkpoints would count as older than those that are there.
+    # New checkpoints of earlier steps would count as older than the existing ones.
     line = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").fail()
     assert "later steps (up to 5)" in line
-    nothing_left = Run(simulated_dataset, tmp_path / "third", "train.steps=3", f"resume={tmp_path / 'copy'}").succeed()
-    assert "nothing left" in nothing_left.stdout
+    finished = Run(simulated_dataset, tmp_path / "third", "train.steps=3", f"resume={tmp_path / 'copy'}").succeed()
+    assert "nothing left" in finished.stdout
 
 
 def test_a_second_run_in_the_same_folder_is_refused(simulated_dataset: Path, tmp_path: Path) -> None:
@@ -143,10 +148,10 @@ def test_a_second_run_in_the_same_folder_is_refused(simulated_dataset: Path, tmp
     assert "saved" in first.wait().stderr
 
 
-def test_with_another_batch_size_goes_on_with_the_next_crops(simulated_dataset: Path, tmp_path: Path) -> None:
+def test_with_another_batch_size_continues_with_the_next_crops(simulated_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "run", "train.steps=6").succeed()
-    words = ("train.steps=null", "train.epochs=1", "train.batch_size=8")
-    run = Run(simulated_dataset, tmp_path / "run", *words).succeed()
+    overrides = ("train.steps=null", "train.epochs=1", "train.batch_size=8")
+    run = Run(simulated_dataset, tmp_path / "run", *overrides).succeed()
     epochs = [row["epoch"] for row in run.rows()]
     assert epochs[6] - epochs[5] == pytest.approx(2 * epochs[0])
     assert epochs[-1] == pytest.approx(1, abs=4 * epochs[0])
