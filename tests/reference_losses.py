@@ -1,8 +1,8 @@
 """Naive float64 versions of every loss, written from the equations: references for the fast versions.
 
 They loop over segments, tokens and drawn negatives, and share no code with the engine. Equations are those of the paper
-("Lead-agnostic Self-supervised Learning for Local and Global Representations of Electrocardiogram"); Gumbel-softmax and diversity
-are those of wav2vec 2.0.
+("Lead-agnostic Self-supervised Learning for Local and Global Representations of Electrocardiogram"); Gumbel-softmax and
+diversity are those of wav2vec 2.0.
 """
 
 import torch
