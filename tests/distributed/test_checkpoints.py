@@ -1,6 +1,7 @@
 """Checkpoints between any number of ranks and any ZeRO stages."""
 
 import logging
+import math
 import os
 import warnings
 from datetime import timedelta
@@ -9,15 +10,20 @@ from pathlib import Path
 import pytest
 import torch
 from distributed_helpers import run_ranks
+from old_checkpoints import write_old_description
 from pretraining_runs import TINY
 from tiny_model import random_batch
 
 from engine.config import PretrainConfig, load_config
+from engine.interop.deepspeed_files import convert_checkpoint
 from engine.tasks import PretrainingTask
-from engine.training.checkpoint import Checkpoints
+from engine.training.checkpoint import Checkpoints, read_checkpoint
+from engine.training.checkpoint_files import MOMENTS, ParameterSlice, read_slices
 from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks, _init_deepspeed
+
+pytestmark = pytest.mark.slow
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 BATCH_SIZE = 4
@@ -101,6 +107,9 @@ def resume_every_pair(rank: int, world_size: int, folder: str) -> list[list[list
         trial = Trial(ranks, stage, Path(folder) / str(stage))
         trial.train(2)
         trial.save()
+        # What an older release wrote.
+        old = Path(folder) / str(stage) / "old"
+        trial.backend.model.save_checkpoint(str(old), tag="deepspeed", client_state={}, save_latest=False)
         uninterrupted = trial.train(2)
         resumed = [Trial(ranks, other, Path(folder) / str(stage), step=2).train(2) for other in STAGES]
         losses.append([uninterrupted, *resumed])
@@ -115,8 +124,38 @@ def test_a_run_goes_on_with_any_number_of_ranks(tmp_path: Path) -> None:
     assert losses == pytest.approx(uninterrupted, abs=1e-5)
 
 
-def test_a_run_goes_on_with_any_zero_stage(tmp_path: Path) -> None:
-    for stage, (uninterrupted, *resumed) in zip(STAGES, run_ranks(resume_every_pair, 2, 2, str(tmp_path))[0], strict=True):
+@pytest.fixture(scope="module")
+def every_pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[list[float]]]]:
+    """The folder of the checkpoints after two steps with each ZeRO stage, and the losses of two further steps."""
+    folder = tmp_path_factory.mktemp("every_pair")
+    return folder, run_ranks(resume_every_pair, 2, 2, str(folder))[0]
+
+
+def test_a_run_goes_on_with_any_zero_stage(every_pair: tuple[Path, list[list[list[float]]]]) -> None:
+    for stage, (uninterrupted, *resumed) in zip(STAGES, every_pair[1], strict=True):
         assert resumed[stage] == uninterrupted, "bitwise with the same stage"
         for losses in resumed:
             assert losses == pytest.approx(uninterrupted, abs=1e-5)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_deepspeeds_own_files_are_converted_bitwise(
+    every_pair: tuple[Path, list[list[list[float]]]], tmp_path: Path, stage: int
+) -> None:
+    folder = every_pair[0] / str(stage)
+    info = read_checkpoint(folder / "step-00000002")
+    groups = [{"match": "*.bias", "weight_decay": 0}]
+    write_old_description(folder / "old", stage, 2, {"optimizer": {"groups": groups}}, shapes=info.shapes)
+    convert_checkpoint(folder / "old", tmp_path / "new")
+    converted = read_checkpoint(tmp_path / "new")
+    assert converted.num_updates == info.num_updates == 2
+    for name, shape in info.shapes.items():
+        first, second = (
+            ParameterSlice(name, 0, torch.zeros(numel), {key: torch.zeros(numel) for key in MOMENTS})
+            for numel in [math.prod(shape)] * 2
+        )
+        read_slices(folder / "step-00000002", info.parts, [first])
+        read_slices(tmp_path / "new", converted.parts, [second])
+        assert torch.equal(first.weight, second.weight), name
+        assert all(torch.equal(first.moments[key], second.moments[key]) for key in MOMENTS), name
+        assert first.moments["exp_avg_sq"].any() or "mask" in name

@@ -1,11 +1,16 @@
 """A run that is interrupted anywhere and resumed has bitwise the same losses as an uninterrupted one."""
 
+import json
 import shutil
 import signal
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+import torch
 from pretraining_runs import Run
+
+from engine.training.checkpoint_files import describe_file
 
 pytestmark = pytest.mark.slow
 
@@ -67,14 +72,53 @@ def test_a_damaged_checkpoint_is_skipped(
 ) -> None:
     overrides = ("checkpoint.every_steps=10",)
     Run(simulated_dataset, tmp_path / "run", "train.steps=20", *overrides).succeed()
-    newest = tmp_path / "run" / "checkpoints" / "step-00000020" / "deepspeed" / "mp_rank_00_model_states.pt"
+    newest = tmp_path / "run" / "checkpoints" / "step-00000020" / "weights-00000.safetensors"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 1
     newest.write_bytes(content)
     resumed = Run(simulated_dataset, tmp_path / "run", STEPS, *overrides).succeed()
-    assert "mp_rank_00_model_states.pt has changed" in resumed.stderr
+    assert "weights-00000.safetensors has changed" in resumed.stderr
     assert "resuming from step 10" in resumed.stderr
     assert resumed.losses() == uninterrupted[1]
+
+
+def test_with_fewer_ranks_and_another_zero_stage(
+    simulated_dataset: Path, tmp_path: Path, uninterrupted: dict[int, list[float]]
+) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=8", "zero.stage=3", ranks=2).succeed()
+    resumed = Run(simulated_dataset, tmp_path / "run", STEPS, "zero.stage=1").succeed()
+    assert resumed.losses() == pytest.approx(uninterrupted[1], abs=1e-5)
+
+
+def test_with_the_format_of_an_older_release_names_the_converter(simulated_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=2").succeed()
+    description = tmp_path / "run" / "checkpoints" / "step-00000002" / "checkpoint.json"
+    content = json.loads(description.read_text())
+    description.write_text(json.dumps({**content, "format_version": 2}))
+    for resume in ("auto", description.parent):
+        line = Run(simulated_dataset, tmp_path / "run", "train.steps=4", f"resume={resume}").fail()
+        assert f"python engine/convert.py checkpoint {description.parent} NEW" in line
+
+
+@pytest.mark.parametrize("victim", ["weights-00001.safetensors", "optimizer-00000.safetensors"])
+def test_with_a_pickle_in_place_of_a_file_runs_nothing(simulated_dataset: Path, tmp_path: Path, victim: str) -> None:
+    Run(simulated_dataset, tmp_path / "run", "train.steps=2", ranks=2).succeed()
+    step, trace = tmp_path / "run" / "checkpoints" / "step-00000002", tmp_path / "was_run"
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[Path]]:
+            return Path.touch, (trace,)
+
+    torch.save({"weight": Bomb(), "padding": torch.zeros(10**5)}, step / victim)
+    content = json.loads((step / "checkpoint.json").read_text())
+    content["files"][victim] = asdict(describe_file(step / victim))
+    (step / "checkpoint.json").write_text(json.dumps(content))
+    for ranks in (1, 2):
+        run = Run(simulated_dataset, tmp_path / "run", "train.steps=4", ranks=ranks).wait()
+        assert run.process.returncode != 0
+        assert "Traceback" not in run.stderr
+        assert f"{victim}: is damaged" in run.stderr
+    assert not trace.exists()
 
 
 def test_with_dropout_accumulation_and_dali(simulated_dataset: Path, tmp_path: Path) -> None:
