@@ -159,6 +159,8 @@ class CheckpointOptions(Options):
     """Number of latest checkpoints to keep."""
     keep_best: bool = True
     """Whether to save and keep the checkpoint with the best validation score too."""
+    background: bool = False
+    """Whether a thread writes checkpoints from a copy in memory (12 bytes per parameter)."""
 
 
 class LoggingOptions(Options):

@@ -40,7 +40,11 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     stores = open_stores(config, ranks)
     keep_best = task_class.score.mode if config.checkpoint.keep_best else None
     checkpoints = Checkpoints(
-        config.output_dir / "checkpoints", ranks, keep_last=config.checkpoint.keep_last, keep_best=keep_best
+        config.output_dir / "checkpoints",
+        ranks,
+        keep_last=config.checkpoint.keep_last,
+        keep_best=keep_best,
+        background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
     config = resolve_micro_batch_size(config, lambda: task_class(config), ranks, resumed[1] if resumed else None)

@@ -14,6 +14,7 @@ import math
 import shutil
 import warnings
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -40,46 +41,67 @@ class Checkpoints:
         keep_last: number of latest checkpoints to keep.
         keep_best: whether the best validation score to keep is the lowest ("min") or the highest ("max"); ``None``: the best
             checkpoint is not kept.
+        background: whether a thread writes the checkpoints from a copy while training continues.
     """
 
-    def __init__(self, folder: Path, ranks: Ranks, *, keep_last: int, keep_best: Literal["min", "max"] | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        ranks: Ranks,
+        *,
+        keep_last: int,
+        keep_best: Literal["min", "max"] | None,
+        background: bool = False,
+    ) -> None:
         self.folder = folder
         self._ranks = ranks
         self._keep_last = keep_last
         self._keep_best = keep_best
+        self._thread = ThreadPoolExecutor(1, "checkpoint") if background else None
+        self._thread_ranks = ranks.with_own_group() if background else None
+        self._pending: Future[None] | None = None
 
     def path(self, step: int) -> Path:
         """Returns the folder of a step's checkpoint."""
         return self.folder / f"step-{step:08d}"
 
     def save(self, backend: DeepSpeedBackend, info: CheckpointInfo) -> Path:
-        """Writes a checkpoint and removes those that are no longer kept.
+        """Writes a checkpoint and removes those that are no longer kept; returns its folder.
+
+        In the background, this returns after copying weights and optimizer state; errors are raised by :meth:`check`,
+        :meth:`wait` or the next call.
 
         Raises:
             UserError: it could not be written, for example because the disk is full; earlier checkpoints are untouched.
         """
-        target = self.path(info.step)
-        partial = self.folder / f"{_PARTIAL}{target.name}"
-        self._ranks.on_main_rank(lambda: self._prepare(partial))
+        self.wait()
+        info = replace(info, num_updates=backend.num_updates())
         slices = backend.owned_slices()
-        try:
-            files = write_part(partial, self._ranks.rank, slices)
-        except OSError as error:
-            raise RankError(
-                f"{target}: could not write the checkpoint ({error.strerror}); earlier checkpoints are intact: free some "
-                f"disk space and run again"
-            ) from error
-        parts: list[tuple[Part, dict[str, FileDescription]]] = self._ranks.gather(
-            ({piece.name: (piece.start, piece.stop) for piece in slices}, files)
-        )
-        info = replace(
-            info,
-            num_updates=backend.num_updates(),
-            parts=[part for part, _ in parts],
-            files={name: description for _, files in parts for name, description in files.items()},
-        )
-        self._ranks.on_main_rank(lambda: self._publish(partial, info))
-        return target
+        if self._thread is None:
+            self._write(self._ranks, info, slices)
+        else:
+            assert self._thread_ranks is not None
+            self._pending = self._thread.submit(self._write, self._thread_ranks, info, [piece.copied() for piece in slices])
+        return self.path(info.step)
+
+    def check(self) -> None:
+        """Raises the error of a checkpoint that could not be written in the background."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is complete.
+
+        Raises:
+            RankError: it could not be written.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            try:
+                pending.result()
+            except UserError as error:
+                # The ranks notice it at different steps.
+                raise RankError(str(error)) from error
 
     def load(self, path: Path, info: CheckpointInfo, backend: DeepSpeedBackend) -> None:
         """Loads a verified checkpoint's weights and optimizer state; each rank reads what it holds.
@@ -131,6 +153,27 @@ class Checkpoints:
         if problems:
             raise UserError(f"{path}: the checkpoint is damaged: {problems[0]}")
         return info
+
+    def _write(self, ranks: Ranks, info: CheckpointInfo, slices: Sequence[ParameterSlice]) -> None:
+        target = self.path(info.step)
+        partial = self.folder / f"{_PARTIAL}{target.name}"
+        ranks.on_main_rank(lambda: self._prepare(partial))
+        try:
+            files = write_part(partial, ranks.rank, slices)
+        except OSError as error:
+            raise RankError(
+                f"{target}: could not write the checkpoint ({error.strerror}); earlier checkpoints are intact: free some "
+                f"disk space and run again"
+            ) from error
+        parts: list[tuple[Part, dict[str, FileDescription]]] = ranks.gather(
+            ({piece.name: (piece.start, piece.stop) for piece in slices}, files)
+        )
+        info = replace(
+            info,
+            parts=[part for part, _ in parts],
+            files={name: description for _, files in parts for name, description in files.items()},
+        )
+        ranks.on_main_rank(lambda: self._publish(partial, info))
 
     def _prepare(self, partial: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)

@@ -56,6 +56,11 @@ class ParameterSlice(NamedTuple):
         window = slice(start - self.start, stop - self.start)
         return ParameterSlice(self.name, start, self.weight[window], {key: t[window] for key, t in self.moments.items()})
 
+    def copied(self) -> "ParameterSlice":
+        """Returns a copy on the CPU."""
+        moments = {key: moment.to("cpu", copy=True) for key, moment in self.moments.items()}
+        return ParameterSlice(self.name, self.start, self.weight.to("cpu", copy=True), moments)
+
 
 class _Window(NamedTuple):
     range: slice

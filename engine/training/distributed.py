@@ -4,7 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -25,6 +25,7 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
+    group: dist.ProcessGroup | None = None  # of the methods that exchange Python objects; None: the default group
 
     @property
     def is_main(self) -> bool:
@@ -33,12 +34,16 @@ class Ranks:
 
     def barrier(self) -> None:
         """Waits for all ranks."""
-        dist.barrier()
+        dist.barrier(group=self.group)
+
+    def with_own_group(self) -> "Ranks":
+        """Returns these ranks with a process group of their own, for the use in another thread than the training's."""
+        return replace(self, group=dist.new_group(backend="gloo"))
 
     def gather(self, value: Any) -> list[Any]:
         """Collects one picklable object from every rank, in rank order, on every rank."""
         values: list[Any] = [None] * self.world_size
-        dist.all_gather_object(values, value)
+        dist.all_gather_object(values, value, group=self.group)
         return values
 
     def gather_vector(self, vector: Tensor) -> Tensor:
@@ -61,7 +66,7 @@ class Ranks:
             except OSError as error:
                 where = "" if error.filename is None else f"{error.filename}: "
                 outcome[1] = UserError(f"{where}{error.strerror}; no data was lost: fix this and run again")
-        dist.broadcast_object_list(outcome, src=0)
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]

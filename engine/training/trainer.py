@@ -84,6 +84,7 @@ class Trainer:
         """
         while self.state.step < self.state.num_steps:
             self._train_step()
+            self.checkpoints.check()
             score = self.validate() if self._is_due(self.config.validation.every_steps) else None
             is_best = score is not None and self.task.score.is_better(score, self.state.best_score)
             if is_best:
@@ -91,6 +92,7 @@ class Trainer:
             if self._is_due(self.config.checkpoint.every_steps) or (is_best and self.config.checkpoint.keep_best):
                 self._save(score)
         self._finish_in_flight()
+        self.checkpoints.wait()
 
     def close(self) -> None:
         """Closes the metric writers and ends the threads of loaders and watchdog."""
@@ -207,6 +209,7 @@ class Trainer:
 
     def _stop_on_nonfinite(self, metrics: StepMetrics, cursor: int) -> None:
         """Ends the run before anything is saved; reports the step and its crops, and lists all crops in a file."""
+        self.checkpoints.wait()
         rows = self.data.train.order.indices(cursor, self.config.train.batch_size)
         keys = self.data.stores["train"].keys(rows)
         file = self.config.output_dir / f"nonfinite-step-{metrics.step:08d}.json"
@@ -223,6 +226,7 @@ class Trainer:
     def _stop_on_request(self) -> None:
         if self.state.saved_step != self.state.step:
             self._save(None)
+        self.checkpoints.wait()
         reason = next(filter(None, self.ranks.gather(self._stop.reason)))
         raise TrainingStoppedError(f"stopped by {reason} after step {self.state.step}; saved: run again with resume=auto")
 

@@ -6,7 +6,9 @@ import os
 import pickle
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from random import Random
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from engine.options import UserError
+from engine.options import RankError, UserError
 from engine.training.checkpoint import Checkpoints, read_weights
 from engine.training.checkpoint_files import MOMENTS, ParameterSlice, Part, describe_file, read_slices, write_part
 from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo, check_matches
@@ -274,6 +276,50 @@ def test_a_skipped_damaged_checkpoint_does_not_displace_intact_ones(tmp_path: Pa
     assert found[1].step == 14
 
 
+@pytest.fixture
+def background(tmp_path: Path, ranks: Ranks) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints", ranks, keep_last=2, keep_best="min", background=True)
+
+
+def test_a_checkpoint_in_the_background_has_the_weights_of_its_step(background: Checkpoints) -> None:
+    trained = SliceBackend()
+    for step in (1, 2, 3):
+        trained.slice.weight.fill_(step)
+        background.save(cast("DeepSpeedBackend", trained), info(step))
+        trained.slice.weight.fill_(99)
+    background.wait()
+    assert steps(background) == [2, 3]
+    for step in (2, 3):
+        path = background.path(step)
+        assert torch.equal(read_weights(path, background.read(path))["weight"], torch.full((2, 3), float(step)))
+
+
+def test_an_error_in_the_background_is_raised_once(background: Checkpoints) -> None:
+    background.save(backend(), info(1))
+    background.wait()
+    with limited_file_size(100):
+        background.save(backend(), info(2))
+        assert background._pending is not None
+        futures.wait([background._pending])
+    with pytest.raises(RankError, match="could not write"):
+        background.check()
+    background.check()
+    background.save(backend(), info(3))
+    background.wait()
+    assert [path.name for path in background.folder.glob("step-*")] == ["step-00000001", "step-00000003"]
+
+
+@contextmanager
+def limited_file_size(num_bytes: int) -> Iterator[None]:
+    """Makes larger files fail, as a full disk does."""
+    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, previous[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+
+
 def test_a_nan_score_is_never_the_best(checkpoints: Checkpoints) -> None:
     for step, loss in ((1, math.nan), (2, 1.0), (3, 2.0), (4, 3.0)):
         checkpoints.save(backend(), info(step, loss))
@@ -289,13 +335,8 @@ def test_leftovers_of_a_killed_run_are_removed(checkpoints: Checkpoints) -> None
 
 def test_a_full_disk_is_one_line_and_leaves_earlier_checkpoints_alone(checkpoints: Checkpoints) -> None:
     checkpoints.save(backend(), info(1))
-    previous = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (100, previous[1]))
-    try:
-        with pytest.raises(UserError, match=r"File too large.*; earlier checkpoints are intact"):
-            checkpoints.save(backend(), info(2))
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, previous)
+    with limited_file_size(100), pytest.raises(UserError, match=r"File too large.*; earlier checkpoints are intact"):
+        checkpoints.save(backend(), info(2))
     found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 1
