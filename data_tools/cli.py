@@ -1,6 +1,6 @@
-"""``ecg-data``: simulate, build, verify, describe and draw datasets.
+"""``ecg-data``: simulate, build, verify, describe and plot datasets.
 
-What a command needs is imported when it runs: the command line must answer at once.
+Each command imports what it needs when it runs, so that the command line responds at once.
 """
 
 import argparse
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from data_tools.validation import one_line
 
 _EXIT_PROBLEMS = 1
 
@@ -21,16 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command.
 
     Returns:
-        0 if all was done, 1 if ``verify`` found problems, 2 for a mistake of the user's or a disk that is full.
+        0 on success, 1 if ``verify`` found problems, 2 for a user's mistake or a full disk, 130 if interrupted.
     """
     options = _make_parser().parse_args(arguments)
     handler: _Handler = options.handler
-    # A job scheduler ends a build in the same way as Ctrl-C.
+    # Job schedulers stop a build with SIGTERM.
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return handler(options)
     except (ValueError, RuntimeError) as error:
-        _print_error(" ".join(str(error).split()))
+        _print_error(one_line(error))
         return EXIT_USAGE
     except BrokenPipeError:  # as in `ecg-data info DATASET | head`
         sys.stdout = None  # or Python would complain on exit
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(_describe_os_error(error, options))
         return EXIT_USAGE
     except KeyboardInterrupt:
-        again = "; run the same command again to go on" if options.command in {"build", "synth"} else ""
+        again = "; run the same command again to resume" if options.command in {"build", "synth"} else ""
         _print_error(f"interrupted{again}")
         return EXIT_INTERRUPTED
     finally:
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ecg-data", description="Datasets of 12-lead ECGs: simulate, build, verify, describe, draw.")
+    parser = Parser(prog="ecg-data", description="Simulate, build, verify, describe and plot datasets of 12-lead ECGs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_synth(commands)
     _add_build(commands)
@@ -80,40 +81,42 @@ def _add_synth(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the cohort")
     command.add_argument("--patients", type=int, default=100, metavar="N", help="number of patients (default: 100)")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="another seed, other patients (default: 0)")
-    command.add_argument("--workers", type=int, default=1, metavar="N", help="processes (default: 1)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes (default: 1)")
 
 
 def _synth(options: argparse.Namespace) -> int:
     from data_tools.synthetic import write_cohort
 
     summary = write_cohort(options.out, options.patients, options.seed, options.workers)
-    done = "holds already" if summary.already_complete else "wrote"
+    done = "already contains" if summary.already_complete else "wrote"
     hours = summary.num_seconds / 3600
     _print(f"{summary.path}: {done} {summary.num_recordings} recordings of {summary.num_patients} patients, {hours:.2f} hours")
     return 0
 
 
 def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
+    from data_tools.sources import SOURCES
+
     command = _add_command(
         commands,
         "build",
         _build,
-        "Build a dataset of shards from recordings. Stopped at any time, the same command goes on where it stopped."
-        " While it builds, it needs twice the size of the dataset on disk: 240 kB per 10 s of ECG.",
+        "Build a dataset of shards from recordings. The same command resumes an interrupted build."
+        " A build needs twice the size of the dataset on disk: 240 kB per 10 s of ECG.",
         "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
     )
-    command.add_argument("source", metavar="SOURCE", help="the corpus; known: physionet2021")
-    command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folders with recordings, at any depth")
+    command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
+    command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folder that contains recordings, at any depth")
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
-    command.add_argument("--format", choices=["tar"], default="tar", help="of the shards (default: tar)")
-    command.add_argument("--workers", type=int, metavar="N", help="processes (default: one per CPU)")
-    command.add_argument("--scheduler", metavar="ADDRESS", help="use the workers of this Dask scheduler, on shared storage")
-    command.add_argument("--limit", type=int, metavar="N", help="use the first N recordings only")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="of the split and the shuffle (default: 0)")
-    command.add_argument("--crops-per-shard", type=int, default=2000, metavar="N", help="default: 2000, that is 240 MB")
+    command.add_argument("--format", choices=["tar"], default="tar", help="format of the shards (default: tar)")
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler, which must share the file system")
+    command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed of the split and the shuffle (default: 0)")
+    command.add_argument("--crops-per-shard", type=int, default=2000, metavar="N", help="maximum number of crops per shard (default: 2000, which is 240 MB)")
     command.add_argument(
-        "--valid-fraction", type=float, default=0.05, metavar="F", help="of the patients, for validation (default: 0.05)"
+        "--valid-fraction", type=float, default=0.05, metavar="F", help="fraction of the patients for validation (default: 0.05)"
     )
 
 
@@ -121,7 +124,7 @@ def _build(options: argparse.Namespace) -> int:
     from data_tools.build import BuildOptions, build_dataset
 
     if options.workers is not None and options.scheduler is not None:
-        raise ValueError("--workers and --scheduler exclude each other; a scheduler has its own workers")
+        raise ValueError("--workers and --scheduler cannot be combined: a scheduler has its own workers")
     what = BuildOptions(
         source=options.source,
         inputs=tuple(options.inputs),
@@ -132,7 +135,7 @@ def _build(options: argparse.Namespace) -> int:
     )
     summary = build_dataset(what, options.out, num_workers=options.workers, scheduler=options.scheduler)
     if summary.was_finished:
-        _print("already built with these options; nothing to do")
+        _print("already built with the same options; nothing to do")
     _print(str(summary))
     return 0
 
@@ -142,7 +145,7 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "verify",
         _verify,
-        "Verify a dataset: every hash, count and shape. Lists what is wrong, and then exits with status 1.",
+        "Verify every hash, count and shape of a dataset. Prints the problems, if any, and exits with status 1.",
         "ecg-data verify datasets/two",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
@@ -153,17 +156,17 @@ def _verify(options: argparse.Namespace) -> int:
     from data_tools.shards.verify import verify_dataset
 
     if not options.dataset.is_dir():
-        raise ValueError(f"{options.dataset}: no such folder; give that of a dataset")
+        raise ValueError(f"{options.dataset}: no such folder; give the folder of a dataset")
     num_problems = 0
     for problem in verify_dataset(options.dataset):
         _print(problem)
         num_problems += 1
     if num_problems:
-        _print(f"{options.dataset}: {num_problems} problems")
+        _print(f"{options.dataset}: {num_problems} problem{'s' if num_problems > 1 else ''}")
         return _EXIT_PROBLEMS
     manifest = Dataset.open(options.dataset).manifest
     num_crops = sum(counts.crops for counts in manifest.counts.values())
-    _print(f"{options.dataset}: all is well ({num_crops} crops in {len(manifest.shards)} shards)")
+    _print(f"{options.dataset}: no problems ({num_crops} crops in {len(manifest.shards)} shards)")
     return 0
 
 
@@ -172,7 +175,7 @@ def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "info",
         _info,
-        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejects by reason.",
+        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings by reason.",
         "ecg-data info datasets/two",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
@@ -192,14 +195,14 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "plot",
         _plot,
-        "Draw a crop on ECG paper, or with --augment what each augmentation makes of it.",
+        "Plot a crop on ECG paper, or the effect of each augmentation on it (--augment).",
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
-    command.add_argument("key", metavar="KEY", help="of the crop, as in samples.parquet")
-    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="the picture, such as FIG.png, .svg or .pdf")
-    command.add_argument("--augment", action="store_true", help="draw the gallery of augmentations of the first 5 s")
-    command.add_argument("--seed", type=int, metavar="S", help="of the augmentations; another seed, other noise (default: 0)")
+    command.add_argument("key", metavar="KEY", help="key of the crop, as in samples.parquet")
+    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
+    command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
+    command.add_argument("--seed", type=int, metavar="S", help="random seed of the augmentations (default: 0)")
 
 
 def _plot(options: argparse.Namespace) -> int:
@@ -208,7 +211,7 @@ def _plot(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
 
     if options.seed is not None and not options.augment:
-        raise ValueError("--seed is of the augmentations: give --augment too, or leave it out")
+        raise ValueError("--seed applies to --augment only; add --augment, or leave out --seed")
     if options.seed is not None and options.seed < 0:
         raise ValueError(f"--seed must be 0 or more, got {options.seed}")
     signal, metadata = Dataset.open(options.dataset).read_crop(options.key)
@@ -223,8 +226,8 @@ def _plot(options: argparse.Namespace) -> int:
 def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     where = error.filename or getattr(options, "out", None) or options.dataset
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        elsewhere = "; free space there, or set TMPDIR to another folder"
-        kept = "; what is finished is kept: free space and run the same command again"
+        elsewhere = "; free some space there, or set TMPDIR to another folder"
+        kept = "; finished work is kept: free some space and run the same command again"
         advice = {"build": kept, "verify": elsewhere, "info": elsewhere}
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"

@@ -1,19 +1,21 @@
-"""Files that appear whole or not at all."""
+"""Files: atomic writes, hashes and locks."""
 
+import fcntl
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside ``path`` for writing, which becomes ``path`` when the block ends without an error.
 
-    The file's data are on disk before it gets its name, so neither a killed process nor a power cut leaves a torn file.
+    The data is on disk before the file gets its name, so neither a killed process nor a power cut leaves a torn file.
     """
-    # The process id keeps two processes apart that write the same file, as a killed build's last worker and its successor may.
+    # The process id keeps two writers of the same file apart, such as a killed build's last worker and its successor.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
@@ -27,20 +29,46 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, which appears whole or not at all."""
+    """Writes a text file atomically."""
     with atomic_write(path) as file:
         file.write(text.encode())
 
 
-def printable(path: Path | str) -> str:
-    """A path as valid Unicode; bytes of a file name that are none become replacement characters."""
-    return str(path).encode(errors="surrogateescape").decode(errors="replace")
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes the names of files just written to a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flushes a file's data, or the names of the files in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def hash_file(path: Path) -> str:
+    """Returns the SHA-256 of a file in hex."""
+    with path.open("rb", buffering=0) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def lock_file(path: Path) -> TextIO:
+    """Creates a file and locks it until the returned file is closed, or the process ends.
+
+    On a network file system without locks the file is created but not locked.
+
+    Raises:
+        BlockingIOError: another process holds the lock.
+        OSError: the file cannot be created.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise
+    except OSError:
+        pass
+    return file
+
+
+def printable(path: Path | str) -> str:
+    """Returns a path as valid Unicode; bytes that are not UTF-8 become replacement characters."""
+    return str(path).encode(errors="surrogateescape").decode(errors="replace")

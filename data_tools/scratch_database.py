@@ -13,6 +13,8 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
+from data_tools.validation import one_line
+
 # A hundred million crops need no more; every thread takes its share.
 _MEMORY = "256MB"
 _MAX_THREADS = 4
@@ -38,7 +40,7 @@ def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConn
     except duckdb.OutOfMemoryException:  # memory is bounded by spilling, so it is the disk that had no room
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent)) from None
     except duckdb.IOException as error:
-        raise OSError(errno.EIO, " ".join(str(error).split()), str(parent)) from None
+        raise OSError(errno.EIO, one_line(error), str(parent)) from None
     except RuntimeError as error:
         if str(error) != "Query interrupted":
             raise

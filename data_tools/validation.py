@@ -1,9 +1,14 @@
-"""Pydantic's reports as one line."""
+"""Errors as one line."""
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 _MAX_LENGTH = 80
+
+
+def one_line(error: Exception) -> str:
+    """Returns the message of an error without its line breaks."""
+    return " ".join(str(error).split())
 
 
 def describe_validation_error(error: ValidationError, prefix: str = "") -> str:

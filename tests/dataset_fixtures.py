@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_tools.files import hash_file
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
-from data_tools.shards.dataset import hash_file
 from data_tools.shards.manifest import (
     REJECTED_FILE,
     SAMPLES_FILE,

@@ -14,6 +14,7 @@ from data_tools.quality import NAN, TOO_SHORT, assess, has_nan
 from data_tools.recording import CROP_SAMPLES, Recording, RecordingError
 from data_tools.signal_ops import blocks, crops, pad_crop, to_microvolts
 from data_tools.sources.protocol import RecordingFile, Source
+from data_tools.validation import one_line
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9_-]")
 _MAX_NAME = 40
@@ -87,7 +88,7 @@ def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons)
     except RecordingError as error:
         skip_reasons.error = str(error)
     except Exception as error:  # noqa: BLE001  (whatever one broken file brings about must not stop a build of days)
-        skip_reasons.error = f"unreadable: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        skip_reasons.error = f"unreadable: {type(error).__name__}: {one_line(error)[:200]}"
 
 
 def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> UsableCrop | str:

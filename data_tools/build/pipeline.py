@@ -34,8 +34,7 @@ from data_tools.build.state import (
 )
 from data_tools.build.summary import BuildSummary, by_reason
 from data_tools.build.workers import Workers
-from data_tools.files import sync_folder
-from data_tools.shards.dataset import hash_file
+from data_tools.files import hash_file, sync
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
     REJECTED_FILE,
@@ -111,10 +110,10 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
             shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)
             tables = _write_tables(out, staging, shards, rejected)
     remove_temporary_files(out)
-    sync_folder(out / SHARDS_FOLDER)
+    sync(out / SHARDS_FOLDER)
     manifest = _make_manifest(options, plan.counts, shards, tables)
     write_manifest(out, manifest)
-    sync_folder(out)
+    sync(out)
     return manifest
 
 

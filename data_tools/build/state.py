@@ -1,15 +1,13 @@
 """The folder a build goes to: whether it may be used, who is using it, and what was begun there."""
 
-import errno
-import fcntl
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+from typing import TextIO
 
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
-from data_tools.files import atomic_write
+from data_tools.files import lock_file, write_text
 from data_tools.shards.manifest import SHARDS_FOLDER
 from data_tools.sources.protocol import RecordingFile
 
@@ -30,21 +28,16 @@ def check_output(out: Path) -> None:
         raise BuildError(f"{out}: not empty, and neither a dataset nor a build that was begun; give another folder")
 
 
-@contextmanager
-def lock(staging: Path) -> Iterator[None]:
-    """Keeps a second build out of the same folder; the system lets go of the lock however this process ends.
+def lock(staging: Path) -> TextIO:
+    """Keeps other builds out of a folder until the returned file is closed, or the process ends.
 
     Raises:
         BuildError: another build is running.
     """
-    with (staging / _LOCK_FILE).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno not in {errno.EAGAIN, errno.EACCES}:
-                raise
-            raise BuildError(f"{staging.parent}: another build is running here; wait for it or give another folder") from None
-        yield
+    try:
+        return lock_file(staging / _LOCK_FILE)
+    except BlockingIOError:
+        raise BuildError(f"{staging.parent}: another build is running here; wait for it or give another folder") from None
 
 
 def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging: Path) -> None:
@@ -59,8 +52,7 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     wanted = identity(options) | {"listing": listing.hexdigest()}
     path = staging / _OPTIONS_FILE
     if not path.exists():
-        with atomic_write(path) as output:
-            output.write(json.dumps(wanted, indent=1).encode())
+        write_text(path, json.dumps(wanted, indent=1))
         return
     found = json.loads(path.read_bytes())
     out = staging.parent

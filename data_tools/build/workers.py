@@ -13,6 +13,8 @@ from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from data_tools.validation import one_line
+
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
@@ -82,7 +84,7 @@ class Workers:
                 thread.submit(asyncio.run, _probe_scheduler(distributed, scheduler)).result()
             self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
         except (OSError, ValueError, TypeError, ImportError) as error:
-            reason = " ".join(str(error).split())
+            reason = one_line(error)
             raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start it, or leave out --scheduler") from None
         self._num_workers = sum(self._client.nthreads().values())
         if not self._num_workers:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from data_tools.labels.definition import LABEL_COLUMNS, Kind, LabelDefinition, LabelError, Labels, missing_value
 from data_tools.shards.dataset import Dataset
+from data_tools.validation import one_line
 
 _MAX_CLASSES = 10_000
 
@@ -183,7 +184,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
             elif pa.types.is_dictionary(field_.type):  # categories of pandas
                 table = table.set_column(number, field_.name, table[number].cast(field_.type.value_type))
     except (OSError, pa.ArrowException) as error:
-        raise LabelError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+        raise LabelError(f"{path}: cannot be read ({one_line(error)})") from None
     if not len(table):
         raise LabelError(f"{path}: the table has no rows")
     return table
@@ -198,7 +199,7 @@ def _column_names(path: Path) -> list[str]:
         with pyarrow.csv.open_csv(path, parse_options=pyarrow.csv.ParseOptions(newlines_in_values=True)) as reader:
             return list(reader.schema.names)
     except (OSError, pa.ArrowException) as error:
-        raise LabelError(f"{path}: cannot be read ({' '.join(str(error).split())})") from None
+        raise LabelError(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 def _join(table: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:

@@ -1,6 +1,5 @@
 """Reading a dataset folder."""
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from data_tools.files import hash_file
 from data_tools.shards.manifest import (
     REJECTED_FILE,
     SAMPLES_FILE,
@@ -23,8 +23,6 @@ from data_tools.shards.manifest import (
 )
 from data_tools.shards.tables import SAMPLES_SCHEMA, read_groups
 from data_tools.shards.tar import read_signal
-
-_READ_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -183,13 +181,3 @@ def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str
     except OSError as error:
         return f"{name}: cannot be read ({error.strerror})"
     return None
-
-
-def hash_file(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_READ_BYTES))
-    with path.open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    return digest.hexdigest()

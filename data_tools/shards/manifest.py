@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
-from data_tools.validation import describe_validation_error
+from data_tools.validation import describe_validation_error, one_line
 
 FORMAT: Final = "ecg-engine-dataset"
 FORMAT_VERSION: Final = 1
@@ -119,7 +119,7 @@ def read_manifest(folder: Path) -> Manifest:
     except FileNotFoundError:
         raise DatasetError(f"{folder}: no dataset here ({MANIFEST_FILE} is missing); its build may not be finished") from None
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: cannot be read ({_one_line(error)}); build the dataset again") from None
+        raise DatasetError(f"{path}: cannot be read ({one_line(error)}); build the dataset again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DatasetError(f"{path}: not the manifest of a dataset of format '{FORMAT}'")
     version = content.get("format_version")
@@ -134,7 +134,3 @@ def read_manifest(folder: Path) -> Manifest:
     if manifest.leads != LEADS:
         raise DatasetError(f"{path}: field 'leads' is {', '.join(manifest.leads)}; needed are {', '.join(LEADS)}")
     return manifest
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from data_tools.files import atomic_write
 from data_tools.scratch_database import scratch_database
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import one_line
 
 # A group costs a reader 16 kB of memory for its description, however few rows it has.
 ROWS_PER_GROUP = 1 << 16
@@ -142,7 +143,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _unreadable(path: Path, error: Exception) -> DatasetError:
-    return DatasetError(f"{path}: cannot be read ({' '.join(str(error).split())}); build the dataset again")
+    return DatasetError(f"{path}: cannot be read ({one_line(error)}); build the dataset again")
 
 
 def reason_category(reason: str) -> str:

@@ -26,6 +26,7 @@ from data_tools.shards.manifest import (
 from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, SAMPLES_SCHEMA, read_schema
 from data_tools.shards.tar import TarMember, parse_npy, read_index, read_members
 from data_tools.shards.verify_table import check_samples, is_in_order, rows_by_shard
+from data_tools.validation import one_line
 
 _MAX_PROBLEMS_PER_SHARD = 5
 _SHARDS_PER_THREAD = 2  # one being checked, one waiting
@@ -131,7 +132,7 @@ def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[
     try:
         members = list(read_members(path))
     except (tarfile.TarError, OSError) as error:
-        return [*problems, f"{shard.file}: cannot be read as tar ({_one_line(error)})"]
+        return [*problems, f"{shard.file}: cannot be read as tar ({one_line(error)})"]
     pairs = list(zip(members[::2], members[1::2], strict=False))
     if len(members) != 2 * shard.count:
         problems.append(f"{shard.file}: {len(members)} members instead of {2 * shard.count}, two a crop")
@@ -150,7 +151,7 @@ def _check_index(folder: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember
     try:
         index = read_index(path)
     except (ValueError, OSError) as error:
-        return [f"{shard.index.file}: cannot be read ({_one_line(error)})"]
+        return [f"{shard.index.file}: cannot be read ({one_line(error)})"]
     return [] if index == pairs else [f"{shard.index.file}: does not describe the members of {shard.file}"]
 
 
@@ -190,7 +191,7 @@ def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes,
         content["rms_uv"] = float(np.float32(content["rms_uv"]))
         num_valid, signal_hash = int(content["num_valid_samples"]), str(content["signal_hash"])
     except (ValueError, KeyError, TypeError) as error:
-        return f"cannot be read ({_one_line(error)})"
+        return f"cannot be read ({one_line(error)})"
     if hashlib.blake2b(crop.astype("<i2").tobytes(), digest_size=16).hexdigest() != signal_hash:
         return "its signal is not the one that was written"
     if crop[:, num_valid:].any():
@@ -201,7 +202,3 @@ def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes,
         return f"lies at byte {npy.offset}, not at {row['offset']} as {SAMPLES_FILE} says"
     different = [name for name, value in row.items() if name not in PLACE_COLUMNS and content.get(name) != value]
     return f"{', '.join(different)} differ from {SAMPLES_FILE}" if different else None
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

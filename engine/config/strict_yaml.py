@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from data_tools.validation import one_line
 from engine.options import UserError
 
 _INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -75,4 +76,4 @@ def parse_yaml(text: str, source: str) -> Any:
     try:
         return yaml.load(text, _StrictLoader)  # noqa: S506 -- a SafeLoader, only stricter
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an impossible date
-        raise UserError(f"{source}: not valid YAML: {' '.join(str(error).split())}") from None
+        raise UserError(f"{source}: not valid YAML: {one_line(error)}") from None

@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data_tools.files import atomic_write, printable
+from data_tools.files import atomic_write, hash_file, printable
 from data_tools.leads import LEADS, canonical_lead
-from data_tools.shards.dataset import hash_file
 from engine.interop.fairseq_cfg import OfficialModel, read_cfg, write_cfg
 from engine.interop.fairseq_keys import (
     HEADS,

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from data_tools.files import sync_folder, write_text
+from data_tools.files import sync, write_text
 from engine.models.encoder import Encoder
 from engine.models.heads import ClassificationHead
 from engine.models.model_card import CARD_FILE, model_card
@@ -163,14 +163,13 @@ def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor])
             temporary.mkdir(parents=True)
             weights = {name: tensor.detach().float().cpu().contiguous().clone() for name, tensor in tensors.items()}
             save_file(weights, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
-            with (temporary / WEIGHTS_FILE).open("rb") as file:
-                os.fsync(file.fileno())
+            sync(temporary / WEIGHTS_FILE)
             write_text(temporary / CONFIG_FILE, json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
             shutil.copymode(temporary / CONFIG_FILE, temporary / WEIGHTS_FILE)  # safetensors lets only the owner read it
             write_text(temporary / CARD_FILE, model_card(config))
-            sync_folder(temporary)
+            sync(temporary)
             temporary.rename(target)
-            sync_folder(target.parent)
+            sync(target.parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
     except (OSError, safetensors.SafetensorError) as error:

@@ -22,7 +22,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from data_tools.files import sync_folder, write_text
+from data_tools.files import sync, write_text
 from engine.options import RankError, UserError
 from engine.training.checkpoint_files import FileDescription, ParameterSlice, Part, compare_file, read_slices, write_part
 from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, UnsupportedVersionError, read_info
@@ -269,6 +269,6 @@ def write_checkpoint(target: Path, info: CheckpointInfo, slices: Sequence[Parame
 
 def _describe_and_rename(partial: Path, target: Path, info: CheckpointInfo) -> None:
     write_text(partial / "checkpoint.json", json.dumps(asdict(info)))
-    sync_folder(partial)
+    sync(partial)
     partial.rename(target)
-    sync_folder(target.parent)
+    sync(target.parent)

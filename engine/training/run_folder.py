@@ -1,9 +1,9 @@
 """The lock on a run's folder: one run at a time writes to it."""
 
-import fcntl
 from pathlib import Path
 from typing import TextIO
 
+from data_tools.files import lock_file
 from engine.options import UserError
 
 
@@ -18,14 +18,8 @@ def lock_run_folder(folder: Path) -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / ".lock").open("w")
+        return lock_file(folder / ".lock")
+    except BlockingIOError:
+        raise UserError(f"{folder}: another run is writing to it: stop that run first, or set another output_dir") from None
     except OSError as error:
         raise UserError(f"{folder}: cannot be written to ({error.strerror}): set another output_dir") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise UserError(f"{folder}: another run is writing to it: stop that run first, or set another output_dir") from None
-    except OSError:
-        pass  # a network file system without locks
-    return file

@@ -62,7 +62,7 @@ def test_crops_are_read_at_their_offsets(shard: tuple[Path, ShardWriter]) -> Non
 
 
 def test_size_and_hash_are_those_of_the_file(tmp_path: Path) -> None:
-    from data_tools.shards.dataset import hash_file
+    from data_tools.files import hash_file
 
     path = tmp_path / "s.tar"
     with path.open("wb") as file:

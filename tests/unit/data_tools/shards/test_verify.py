@@ -12,7 +12,7 @@ import pytest
 from recording_files import random_signal, write_recording
 
 from data_tools.build import BuildOptions, build_dataset
-from data_tools.shards.dataset import hash_file
+from data_tools.files import hash_file
 from data_tools.shards.verify import verify_dataset
 
 SHARD = "shards/pretrain-000001.tar"
