@@ -111,12 +111,22 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
     command.add_argument("--format", choices=["tar"], default="tar", help="format of the shards (default: tar)")
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
-    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler, which must share the file system")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
     command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed of the split and the shuffle (default: 0)")
-    command.add_argument("--crops-per-shard", type=int, default=2000, metavar="N", help="maximum number of crops per shard (default: 2000, which is 240 MB)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="seed of split and shuffle (default: 0)")
     command.add_argument(
-        "--valid-fraction", type=float, default=0.05, metavar="F", help="fraction of the patients for validation (default: 0.05)"
+        "--crops-per-shard",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="maximum number of crops per shard (default: 2000, which is 240 MB)",
+    )
+    command.add_argument(
+        "--valid-fraction",
+        type=float,
+        default=0.05,
+        metavar="F",
+        help="fraction of patients for validation (default: 0.05)",
     )
 
 

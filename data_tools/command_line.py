@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from data_tools.validation import one_line
+
 EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
@@ -37,7 +39,7 @@ def run_script(name: str, run: Callable[[], int], output: Path) -> int:
     try:
         return run()
     except ValueError as error:
-        message = " ".join(str(error).split())
+        message = one_line(error)
     except OSError as error:
         message = f"{error.filename or output}: {error.strerror or error}"
     except KeyboardInterrupt:

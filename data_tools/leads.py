@@ -1,4 +1,4 @@
-"""The twelve leads: names, order, the combinations devices have, and how limb leads follow from I and II."""
+"""The twelve leads: names, order, combinations, and the limb leads derived from I and II."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ _CANONICAL = {name.lower(): name for name in LEADS}
 
 
 def canonical_lead(name: str) -> str | None:
-    """The name of a lead as it stands in :data:`LEADS`, whatever its case and the space around it; None if unknown."""
+    """Returns a lead's name as in :data:`LEADS`, ignoring case and surrounding space; None if it is unknown."""
     return _CANONICAL.get(name.strip().lower())
 
 

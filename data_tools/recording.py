@@ -1,4 +1,4 @@
-"""The recording: what every source yields, and the constants of the signals made from it."""
+"""The recording that every source yields, and constants of crops and segments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 SAMPLING_RATE: Final = 500  # Hz, of every crop
 CROP_SAMPLES: Final = 5000  # 10 s
-SEGMENT_SAMPLES: Final = 2500  # 5 s, what the model sees; a crop holds two
+SEGMENT_SAMPLES: Final = 2500  # 5 s, the model's input; a crop has two
 
 
 class RecordingError(ValueError):
     """A recording, or a part of it, cannot be used.
 
     Attributes:
-        reason: a short category such as "truncated .mat", by which rejects are counted.
-        detail: what exactly was found; may be empty.
+        reason: a short category such as "truncated .mat", by which rejected recordings are counted.
+        detail: details such as sizes; may be empty.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
@@ -28,21 +28,21 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Recording:
-    """One recording of a corpus, its signal read on demand so that a day of ECG needs no more memory than a minute.
+    """A recording of a corpus, whose signal is read on demand, so that a day of ECG needs no more memory than a minute.
 
     Attributes:
         source: name of the corpus or of the database within it, such as "georgia".
-        name: unique within ``source``.
-        patient: unique within ``source``; the recording's own name where the corpus knows no patients.
-        sampling_rate: Hz, of ``read``.
+        name: name of the recording, unique within ``source``.
+        patient: name of the patient, unique within ``source``; the recording's name if the corpus does not identify patients.
+        sampling_rate: sampling rate of ``read``, Hz.
         leads: names of the rows of ``read``, in canonical spelling (see :mod:`data_tools.leads`), each once.
         num_samples: length at ``sampling_rate``.
-        read: ``read(start, stop)`` gives samples [start, stop) as float32 [leads, stop - start] in mV, NaN where the
-            recorder had no valid sample. float32 keeps every int16 number of microvolts: rounding gives it back.
-        age: years.
+        read: ``read(start, stop)`` returns samples [start, stop) as float32 [leads, stop - start] in mV, NaN where the
+            recorder had no valid sample. Rounding to uV recovers every int16 value exactly.
+        age: age in years.
         sex: "female" or "male".
         labels: SNOMED CT codes in the corpus's order, each once.
-        notes: what of the recording's description could not be used, each a "reason: detail".
+        notes: parts of the description that could not be used, each as "reason: detail".
     """
 
     source: str
@@ -58,5 +58,5 @@ class Recording:
     notes: tuple[str, ...] = ()
 
     def signal(self) -> NDArray[np.float32]:
-        """The whole signal: float32 [leads, num_samples] in mV. For short recordings; long ones are read in blocks."""
+        """Returns the whole signal, float32 [leads, num_samples] in mV; long recordings should be read in blocks."""
         return self.read(0, self.num_samples)

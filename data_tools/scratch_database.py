@@ -1,4 +1,4 @@
-"""A scratch database for questions about all crops at once: which occur twice, in which order they go.
+"""A scratch database for operations on all crops at once, such as sorting and finding duplicates.
 
 DuckDB sorts and groups out of core, so memory does not grow with the number of crops.
 """
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from data_tools.validation import one_line
 
-# A hundred million crops need no more; every thread takes its share.
+# Enough for a hundred million crops; the threads share it.
 _MEMORY = "256MB"
 _MAX_THREADS = 4
 _BATCH_ROWS = 100_000

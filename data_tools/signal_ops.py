@@ -1,4 +1,4 @@
-"""Sampling rate, lead order, crops, millivolt <-> int16 microvolt.
+"""Resampling, lead order, crops, conversion between mV and int16 uV.
 
 Shapes: C leads of the recording, T samples.
 """
@@ -14,18 +14,18 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES, R
 
 MICROVOLT_MAX = 32767
 MICROVOLT_MIN = -32768
-BLOCK_CROPS = 30  # a block is 5 minutes: some 60 MB while it is worked on
+BLOCK_CROPS = 30  # a block is 5 minutes, which takes about 60 MB
 
-# scipy.signal.resample_poly's filter reaches this many samples of the slower of the two rates to each side.
+# The filter of scipy.signal.resample_poly extends this many samples of the lower rate to each side.
 _FILTER_REACH = 10
 _MAX_DENOMINATOR = 10_000
 
 
 def resampling_ratio(sampling_rate: float) -> Fraction:
-    """500 Hz over a sampling rate, as a ratio of whole numbers (exact for any rate that is one below 10 kHz).
+    """Returns 500 Hz divided by a sampling rate as a fraction, exact for integer rates below 10 kHz.
 
     Raises:
-        ValueError: a rate that is not positive and finite.
+        ValueError: the rate is not positive and finite.
     """
     if not (np.isfinite(sampling_rate) and sampling_rate > 0):
         raise ValueError(f"a sampling rate must be positive and finite, got {sampling_rate} Hz")
@@ -36,19 +36,19 @@ def resampling_ratio(sampling_rate: float) -> Fraction:
 
 
 def resampled_length(num_samples: int, sampling_rate: float) -> int:
-    """Number of samples at 500 Hz of a recording of ``num_samples`` at ``sampling_rate``."""
+    """Returns the number of samples at 500 Hz of a recording of ``num_samples`` at ``sampling_rate``."""
     return -int(-num_samples * resampling_ratio(sampling_rate) // 1)
 
 
 def read_resampled(recording: Recording, start: int, stop: int) -> NDArray[np.float32]:
     """Reads a piece of a recording at 500 Hz.
 
-    The pieces fit together: whatever the borders, each sample is the same (to a rounding error) as if the whole recording
-    had been resampled at once (``scipy.signal.resample_poly``, a linear-phase filter; beyond its ends the signal is held).
-    A NaN makes every sample NaN that its filter reaches.
+    Up to rounding errors, every sample is the same as if the whole recording had been resampled at once
+    (``scipy.signal.resample_poly``, a linear-phase filter; the signal is held constant beyond its ends). A NaN makes all
+    samples within reach of the filter NaN.
 
     Args:
-        recording: any sampling rate.
+        recording: the recording.
         start: first sample, at 500 Hz.
         stop: one past the last, at most :func:`resampled_length`.
 
@@ -59,10 +59,10 @@ def read_resampled(recording: Recording, start: int, stop: int) -> NDArray[np.fl
     up, down = ratio.numerator, ratio.denominator
     if up == down:
         return recording.read(start, stop)
-    from scipy.signal import resample_poly  # here because it is slow to import and rarely needed
+    from scipy.signal import resample_poly  # slow to import and rarely needed
 
     margin = -(-_FILTER_REACH * max(up, down) // up) + 1
-    # Reading must begin where a sample of the input and one of the output coincide: at a multiple of `down`.
+    # Reading starts where an input sample coincides with an output sample: at a multiple of `down`.
     first = max(0, (start * down // up - margin) // down * down)
     last = min(recording.num_samples, -(-stop * down // up) + margin)
     block = resample_poly(recording.read(first, last).astype(np.float64), up, down, axis=1, padtype="edge")
@@ -72,14 +72,14 @@ def read_resampled(recording: Recording, start: int, stop: int) -> NDArray[np.fl
 
 
 def order_leads(signal: NDArray[np.float32], leads: tuple[str, ...]) -> NDArray[np.float32]:
-    """Puts leads into the order of LEADS by their names; leads that are missing are zeros.
+    """Sorts leads into the order of LEADS; missing leads are zeros.
 
     Args:
         signal: [C, T].
-        leads: C names out of LEADS.
+        leads: names of the C leads, from LEADS.
 
     Returns:
-        [12, T]; the input itself if nothing had to be moved.
+        [12, T]; the input itself if it is in order.
     """
     if leads == LEADS:
         return signal
@@ -89,13 +89,13 @@ def order_leads(signal: NDArray[np.float32], leads: tuple[str, ...]) -> NDArray[
 
 
 def to_microvolts(signal: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArray[np.bool_] | None]:
-    """Rounds millivolts to whole microvolts (half to even).
+    """Rounds mV to integer uV, half to even.
 
     Args:
         signal: mV, any shape, no NaN.
 
     Returns:
-        int16 uV of the same shape, and where the signal did not fit and was clipped (None if everything did).
+        int16 uV of the same shape, and a mask of clipped samples, or None if there are none.
     """
     microvolts = np.rint(signal * np.float32(1000))
     clipped = None
@@ -106,7 +106,7 @@ def to_microvolts(signal: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArr
 
 
 def to_millivolts(signal_uv: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Microvolts to float32 millivolts, any shape; :func:`to_microvolts` gives them back exactly."""
+    """Converts uV to float32 mV, any shape; :func:`to_microvolts` is the exact inverse."""
     return signal_uv.astype(np.float32) / np.float32(1000)
 
 
@@ -124,7 +124,7 @@ def blocks(recording: Recording) -> Iterator[tuple[int, NDArray[np.float32]]]:
 
 
 def crops(signal: NDArray[np.float32]) -> Iterator[tuple[int, NDArray[np.float32]]]:
-    """Cuts a signal into consecutive 10-s crops and, of what is left, one shorter crop if it is at least 5 s long.
+    """Cuts a signal into consecutive 10-s crops, and the rest into one shorter crop if it is 5 s or longer.
 
     Args:
         signal: [12, T].

@@ -1,4 +1,4 @@
-"""The crops of a recording that can be used, why the others cannot, and the keys that name them."""
+"""The usable crops of a recording, the reasons for skipping others, and the keys of crops."""
 
 import hashlib
 import re
@@ -22,13 +22,13 @@ _MAX_NAME = 40
 
 @dataclass
 class SkipReasons:
-    """What one recording lost: crops by category, and at most one error that ended its reading."""
+    """Why crops of a recording were skipped: their number by category, and the error that ended reading, if any."""
 
     crops: Counter[str] = field(default_factory=Counter)
     error: str | None = None
 
     def reasons(self, num_used: int) -> list[str]:
-        """What was lost, a line each, of a recording of which so many crops were used."""
+        """Returns the reasons, a line each, for a recording with so many used crops."""
         total = num_used + self.crops.total()
         reasons = [self.error] if self.error else []
         for category, count in self.crops.most_common():
@@ -38,7 +38,7 @@ class SkipReasons:
 
 @dataclass(frozen=True)
 class UsableCrop:
-    """A crop that can be used: ``start`` is at 500 Hz, ``signal`` int16 uV [12, 5000], zeros after the valid samples."""
+    """A usable crop: ``start`` is its first sample at 500 Hz, ``signal`` int16 uV [12, 5000], zero after the valid samples."""
 
     start: int
     num_valid_samples: int
@@ -49,7 +49,7 @@ class UsableCrop:
 
 
 def key_prefix(source: str, recording: str) -> str:
-    """The part of a key that names the recording: safe in a file name, without dots, equal for equal names only."""
+    """Returns the part of a key that names the recording: unique, without dots, safe in file names."""
     return f"{_safe(source)}-{_safe(recording)}"
 
 
@@ -62,14 +62,14 @@ def _safe(name: str) -> str:
 
 
 def crop_key(recording: Recording, crop: UsableCrop) -> str:
-    """The key of a crop: the recording's, and where in it the crop begins."""
+    """Returns the key of a crop: that of its recording and its first sample."""
     return f"{key_prefix(recording.source, recording.name)}-{crop.start}"
 
 
 def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons) -> Iterator[tuple[Recording, UsableCrop]]:
-    """Yields the crops of a recording that can be used, and counts the others.
+    """Yields the usable crops of a recording and counts the others in ``skip_reasons``.
 
-    The errors of reading end here: those of the consumer, which writes, are not seen inside a generator.
+    Errors of reading become skip reasons. Errors of the consumer, which writes, do not reach this generator.
     """
     try:
         recording = source.open(file)
@@ -87,12 +87,12 @@ def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons)
             skip_reasons.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
     except RecordingError as error:
         skip_reasons.error = str(error)
-    except Exception as error:  # noqa: BLE001  (whatever one broken file brings about must not stop a build of days)
+    except Exception as error:  # noqa: BLE001  (a broken file must not stop a build that takes days)
         skip_reasons.error = f"unreadable: {type(error).__name__}: {one_line(error)[:200]}"
 
 
 def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> UsableCrop | str:
-    """Makes a crop of float32 mV [12, n] ready to be written, or says why it cannot be used."""
+    """Converts a crop of float32 mV [12, n], or returns the reason why it cannot be used."""
     if has_nan(crop):
         return NAN
     microvolts, clipped = to_microvolts(crop)

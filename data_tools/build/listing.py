@@ -1,4 +1,4 @@
-"""The recordings of a build, on disk: there may be more of them than fit into memory."""
+"""The recordings of a build, listed on disk because there may be too many for memory."""
 
 import errno
 import os
@@ -15,12 +15,12 @@ _COLUMNS = "number, location, source, name, size"
 
 
 class Listing:
-    """Recordings, numbered from 0 in the order in which they were found.
+    """Recordings, numbered from 0 in the order they were found.
 
     Args:
-        path: scratch file, is written anew.
+        path: scratch file; overwritten.
         files: the recordings.
-        limit: take the first so many only.
+        limit: take only so many.
 
     Raises:
         OSError: the scratch file cannot be written.
@@ -35,7 +35,7 @@ class Listing:
             stack.pop_all()
 
     def _write(self, files: Iterable[RecordingFile]) -> None:
-        # Nobody reads it after a crash, so it need not survive one.
+        # It is not read after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute(
@@ -69,22 +69,22 @@ class Listing:
             yield _numbered(row)[1]
 
     def repeats(self) -> Iterator[tuple[int, int]]:
-        """Recordings whose name an earlier one has: (number, number of the first with that name)."""
+        """Yields recordings whose name occurs earlier: (number, number of the first with that name)."""
         yield from self._database.execute("SELECT number, original FROM repeats ORDER BY number")
 
     def distinct(self) -> Iterator[tuple[int, RecordingFile]]:
-        """The first recording of each name, with its number."""
+        """Yields the first recording of each name, with its number."""
         query = f"SELECT {_COLUMNS} FROM files WHERE number NOT IN (SELECT number FROM repeats) ORDER BY number"  # noqa: S608
         yield from map(_numbered, self._database.execute(query))
 
     def close(self) -> None:
-        """Closes the file."""
+        """Closes the scratch file."""
         self._database.close()
 
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Turns an error of the database, which is one of its file, into the system's."""
+    """Raises errors of the database, which are errors of its file, as OSError."""
     try:
         yield
     except sqlite3.OperationalError as error:

@@ -7,25 +7,25 @@ from typing import Any
 
 from data_tools.sources import make_source
 
-# 6 GB. What is known of the crops of a shard is in memory while it is written or verified.
+# 6 GB. The metadata of a shard's crops are in memory while it is written or verified.
 _MAX_CROPS_PER_SHARD = 50_000
 
 
 class BuildError(ValueError):
-    """A build cannot be done; the message is one line that says why, and what to do."""
+    """A build is impossible; the message is one line that says why and what to do."""
 
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What decides the content of a dataset; equal options and input give equal bytes.
+    """The options that determine a dataset: equal options and input give equal bytes.
 
     Attributes:
         source: a name in :data:`data_tools.sources.SOURCES`.
-        inputs: folders.
-        limit: use the first so many recordings only.
-        seed: of split and shuffle.
-        crops_per_shard: the last shard of a split may have fewer.
-        valid_fraction: of the patients.
+        inputs: folders with recordings.
+        limit: maximum number of recordings; None for all.
+        seed: seed of split and shuffle.
+        crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
+        valid_fraction: fraction of the patients for validation.
     """
 
     source: str
@@ -40,14 +40,12 @@ class BuildOptions:
         if self.limit is not None and self.limit < 1:
             raise BuildError(f"the limit must be at least 1 recording, got {self.limit}")
         if not 1 <= self.crops_per_shard <= _MAX_CROPS_PER_SHARD:
-            raise BuildError(
-                f"a shard must hold at least 1 crop and at most {_MAX_CROPS_PER_SHARD}, got {self.crops_per_shard}"
-            )
+            raise BuildError(f"crops per shard must be between 1 and {_MAX_CROPS_PER_SHARD}, got {self.crops_per_shard}")
         if not 0 <= self.valid_fraction < 1:
-            raise BuildError(f"the validation fraction must be at least 0 and below 1, got {self.valid_fraction}")
+            raise BuildError(f"the validation fraction must be at least 0 and less than 1, got {self.valid_fraction}")
 
     def as_json(self) -> dict[str, Any]:
-        """For the manifest."""
+        """Returns the options as in the manifest."""
         return {
             "inputs": [str(path) for path in self.inputs],
             "limit": self.limit,
@@ -59,12 +57,12 @@ class BuildOptions:
 
 
 def identity(options: BuildOptions) -> dict[str, Any]:
-    """What the bytes of a dataset depend on, beside its input; the fields of ``BuildInfo``."""
+    """Returns what the bytes of a dataset depend on besides its input: the fields of ``BuildInfo``."""
     return {"tool_version": version("ecg-engine"), "source": options.source, "options": options.as_json()}
 
 
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
-    """The first difference between two builds, in words."""
+    """Describes the first difference between two builds; None if there is none."""
     flat_found, flat_wanted = ({**build, **build.get("options", {})} for build in (found, wanted))
     for name, value in flat_wanted.items():
         if name != "options" and flat_found.get(name) != value:

@@ -22,7 +22,7 @@ from data_tools.build.listing import Listing
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
 from data_tools.build.planning import Plan, make_plan
 from data_tools.build.rejected import rejected_rows, rejected_tables
-from data_tools.build.sharding import make_shard_tasks, read_result, result_path, rows_path, shard_names, write_shard
+from data_tools.build.sharding import entry_path, make_shard_tasks, read_entry, rows_path, shard_names, write_shard
 from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
 from data_tools.build.state import (
     STAGING_FOLDER,
@@ -52,30 +52,30 @@ from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, count_reas
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
 
-# A chunk is what is lost when a build is killed: a second or less of work, and 8 MB of staging file for 10-s recordings.
+# A killed build loses one chunk per worker: a second of work or less, and an 8-MB staging file for 10-s recordings.
 _CHUNK_RECORDINGS = 64
 _CHUNK_BYTES = 64 << 20
 _LISTING_FILE = "listing.sqlite"
 
 
 class _NothingUsableError(BuildError):
-    """None of the recordings can be used."""
+    """No recording can be used."""
 
 
 def build_dataset(
     options: BuildOptions, out: Path, *, num_workers: int | None = None, scheduler: str | None = None
 ) -> BuildSummary:
-    """Builds a dataset, or goes on with the build that was begun in ``out``.
+    """Builds a dataset, or resumes the unfinished build in ``out``.
 
     Args:
-        options: what to build.
-        out: folder of the dataset; new, empty, or begun with the same options.
-        num_workers: processes; None for one per CPU. One is this process itself.
+        options: the options that determine the dataset.
+        out: folder of the dataset; new, empty, or with an unfinished build of the same options.
+        num_workers: number of processes; None for one per CPU. A single worker is this process itself.
         scheduler: address of a Dask scheduler to use instead.
 
     Raises:
-        ValueError: wrong input or options, ``out`` holds something else, or nothing could be used.
-        OSError: a file cannot be written; what is finished is kept.
+        ValueError: the input or the options are wrong, ``out`` contains something else, or no recording can be used.
+        OSError: a file cannot be written; finished files are kept.
     """
     pool = Workers(num_workers, scheduler)
     options = BuildOptions(**{**options.__dict__, "inputs": tuple(path.expanduser().resolve() for path in options.inputs)})
@@ -118,17 +118,17 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
 
 
 def _finished(options: BuildOptions, out: Path) -> BuildSummary:
-    """Says that a dataset is there already, if it is the one that was asked for."""
+    """Summarizes the existing dataset, if it has the requested options."""
     manifest = read_manifest(out)
     other = difference(manifest.build.model_dump(mode="json"), identity(options))
     if other:
-        raise BuildError(f"{out}: holds a dataset built with other options ({other}); give another folder or remove this one")
+        raise BuildError(f"{out}: contains a dataset with other options ({other}); give another folder, or remove this one")
     shutil.rmtree(out / STAGING_FOLDER, ignore_errors=True)
     return replace(_summarize(out, manifest), was_finished=True)
 
 
 def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging: Path) -> Listing:
-    """Writes down the recordings; leaves nothing behind if they cannot be listed and nothing was begun before."""
+    """Lists the recordings; if that fails and no build was started before, nothing is left behind."""
     try:
         return Listing(staging / _LISTING_FILE, found, limit)
     except ValueError:
@@ -138,7 +138,7 @@ def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging:
 
 
 def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Workers) -> int:
-    """Stages all chunks that are not staged yet; returns the number of chunks."""
+    """Stages the chunks that are not staged yet; returns the number of all chunks."""
 
     def chunks() -> Iterator[tuple[int, tuple[tuple[int, RecordingFile], ...]]]:
         return enumerate(make_chunks(files.distinct(), _CHUNK_RECORDINGS, _CHUNK_BYTES))
@@ -159,14 +159,14 @@ def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Worker
 
 
 def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, workers: Workers) -> list[ShardInfo]:
-    """Writes all shards that are not written yet."""
+    """Writes the shards that are not written yet; returns all shards."""
     names = shard_names(plan, crops_per_shard)
-    done = {name for name in names if result_path(staging, name).exists()}
+    done = {name for name in names if entry_path(staging, name).exists()}
     todo = (task for task in make_shard_tasks(plan, out, staging, crops_per_shard) if task.name not in done)
     with tqdm(total=len(names), initial=len(done), desc="writing", unit="shard", disable=None) as bar:
         for _ in workers.map_unordered(write_shard, todo):
             bar.update()
-    return [read_result(staging, name) for name in names]
+    return [read_entry(staging, name) for name in names]
 
 
 def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -> _NothingUsableError:
@@ -175,7 +175,7 @@ def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -
     reasons.update(reason_category(row["reason"]) for row in rejected)
     inputs = ", ".join(map(str, options.inputs))
     example = f"first: {first['path']}: {first['reason']}"
-    return _NothingUsableError(f"{inputs}: none of {reasons.total()} recordings can be used{by_reason(reasons)}; {example}")
+    return _NothingUsableError(f"{inputs}: none of the {reasons.total()} recordings can be used{by_reason(reasons)}; {example}")
 
 
 def _write_tables(
@@ -199,6 +199,6 @@ def _make_manifest(
 
 def _summarize(out: Path, manifest: Manifest) -> BuildSummary:
     unused, partly = count_reasons(out / REJECTED_FILE)
-    # A recording has crops or a row that says why not.
+    # Every recording has crops, or a row that says why it has none.
     num_recordings = sum(counts.recordings for counts in manifest.counts.values()) + unused.total()
     return BuildSummary(out, num_recordings, manifest.counts, unused, partly)

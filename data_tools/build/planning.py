@@ -1,4 +1,4 @@
-"""Between the halves of a build: which staged crops are used, in which split, and in which order."""
+"""Plans a build: which staged crops are used, in which split and in which order."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""What a build did not use, or only in part, and why."""
+"""The recordings that a build did not use, or used only in part, with the reasons."""
 
 import heapq
 from collections.abc import Iterable, Iterator
@@ -38,14 +38,14 @@ def rejected_rows(files: Listing, plan: Plan, staging: Path, num_chunks: int) ->
 
 
 def rejected_tables(rows: Iterable[_Row]) -> Iterator[pa.Table]:
-    """Puts rows into tables of REJECTED_SCHEMA, a row group each."""
+    """Yields rows as tables of REJECTED_SCHEMA, one row group each."""
     rows = iter(rows)
     while part := list(islice(rows, ROWS_PER_GROUP)):
         yield pa.Table.from_pylist(part, schema=REJECTED_SCHEMA)
 
 
 def _repeated_names(files: Listing) -> Iterator[Note]:
-    """Recordings that are not used because an earlier one has the same name; they are in no chunk."""
+    """Notes recordings that are in no chunk because an earlier one has the same name."""
     for number, original in files.repeats():
         yield Note(number, f"duplicate record name: of {printable(files[original].location)}", True)
 

@@ -1,4 +1,4 @@
-"""The second half of a build: staged crops -> shards."""
+"""The second half of a build: writes staged crops to shards."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from data_tools.shards.tar import INDEX_SUFFIX, SIGNAL_BYTES, ShardWriter, write
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to write: ``places`` as from :meth:`Plan.places`."""
+    """A shard to write; ``places`` are those of :meth:`Plan.places`."""
 
     out: Path
     staging: Path
@@ -31,7 +31,7 @@ class ShardTask:
 
 
 def shard_names(plan: Plan, crops_per_shard: int) -> list[str]:
-    """The shards of a plan, in the order of the dataset: file names without extension."""
+    """Returns the names of a plan's shards without extension, in the order of the dataset."""
     return [
         _shard_name(split, number)
         for split, counts in plan.counts.items()
@@ -40,7 +40,7 @@ def shard_names(plan: Plan, crops_per_shard: int) -> list[str]:
 
 
 def make_shard_tasks(plan: Plan, out: Path, staging: Path, crops_per_shard: int) -> Iterator[ShardTask]:
-    """The same shards, with what goes into them."""
+    """Yields a task for each shard, in the same order."""
     for split in plan.counts:
         for number, places in enumerate(plan.places(split, crops_per_shard)):
             yield ShardTask(out, staging, split, _shard_name(split, number), places)
@@ -50,23 +50,23 @@ def _shard_name(split: str, number: int) -> str:
     return f"{split}-{number:06d}"
 
 
-def result_path(staging: Path, name: str) -> Path:
-    """What is known of a shard that has been written; the last of its files."""
+def entry_path(staging: Path, name: str) -> Path:
+    """Path of the manifest entry of a finished shard, which is written after its other files."""
     return staging / f"{name}.json"
 
 
 def rows_path(staging: Path, name: str) -> Path:
-    """The rows of samples.parquet for the crops of one shard."""
+    """Path of a shard's rows of samples.parquet."""
     return staging / f"{name}.parquet"
 
 
-def read_result(staging: Path, name: str) -> ShardInfo:
-    """Reads what :func:`write_shard` has written down."""
-    return ShardInfo.model_validate_json(result_path(staging, name).read_bytes())
+def read_entry(staging: Path, name: str) -> ShardInfo:
+    """Reads the manifest entry of a finished shard."""
+    return ShardInfo.model_validate_json(entry_path(staging, name).read_bytes())
 
 
 def write_shard(task: ShardTask) -> str:
-    """Writes a shard, its index, its rows, and last the note that it is done.
+    """Writes a shard, its index, its rows of samples.parquet, and last its manifest entry.
 
     Returns:
         The shard's name.
@@ -98,15 +98,15 @@ def write_shard(task: ShardTask) -> str:
         sha256=written.sha256,
         index=IndexInfo(file=index_file, size=index.size, sha256=index.sha256),
     )
-    with atomic_write(result_path(task.staging, task.name)) as file:
+    with atomic_write(entry_path(task.staging, task.name)) as file:
         file.write(info.model_dump_json().encode())
     return task.name
 
 
 def _read_staged(staging: Path, places: NDArray[np.int64]) -> Iterator[memoryview]:
-    """Reads staged crops, signal and metadata in one piece, in the order given."""
+    """Yields staged crops in the given order, each signal followed by its metadata."""
     for chunk, offset, metadata_bytes in places.tolist():
-        # Opened for each crop: a shuffled shard draws on more chunks than a process may have files open.
+        # Opened for each crop: a shuffled shard reads more chunks than a process may have open files.
         descriptor = os.open(crops_path(staging, chunk), os.O_RDONLY)
         try:
             data = os.pread(descriptor, SIGNAL_BYTES + metadata_bytes, offset)

@@ -1,8 +1,8 @@
-"""The first half of a build: recordings -> crops in staging files, chunk by chunk, each on any worker.
+"""The first half of a build: cuts recordings into crops and writes them to staging files, one per chunk of recordings.
 
-A staging file holds for each crop its int16 signal and then its metadata as JSON. Its index says where they lie, and
-carries what the second half needs to split and shuffle without reading the crops: seeded hashes of key and patient, and
-the hash of the signal. The index is written last: a chunk that has one is done.
+A staging file contains each crop's int16 signal followed by its metadata as JSON. Its index has their offsets, and all that
+planning needs to split and shuffle without reading the crops: seeded hashes of key and patient, and the hash of the signal.
+The index is written last, so a chunk with an index is finished.
 """
 
 import hashlib
@@ -23,14 +23,14 @@ from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
 from data_tools.splits import seeded_hash
 
-# One row per crop in the index of a chunk; `recording` counts through all recordings of the build.
+# One row per crop in the index of a chunk; `recording` is the number of the recording in the build.
 INDEX_DTYPE = np.dtype(
     [
         ("recording", "<i8"),
-        ("order", "<u8"),  # crops are shuffled by sorting this
+        ("order", "<u8"),  # sorting by it shuffles the crops
         ("patient", "<u8"),
         ("signal", "V16"),
-        ("offset", "<i8"),  # of the signal in the staging file
+        ("offset", "<i8"),  # offset of the signal in the staging file
         ("metadata_bytes", "<i4"),
         ("num_valid_samples", "<i4"),
     ]
@@ -41,7 +41,7 @@ _SIGNAL_HASH_BYTES = 16
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk of recordings to stage: ``recordings`` are (number in the build, file)."""
+    """A chunk of recordings to stage; ``recordings`` are pairs (number in the build, file)."""
 
     folder: Path
     number: int
@@ -52,7 +52,7 @@ class ChunkTask:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why a recording was not used in whole; ``is_skipped`` if crops were lost rather than a part of its description."""
+    """Why a recording was not used completely; ``is_skipped`` if crops were skipped, not only a part of its description."""
 
     recording: int
     reason: str
@@ -60,22 +60,22 @@ class Note:
 
 
 def crops_path(folder: Path, number: int) -> Path:
-    """The staging file of a chunk."""
+    """Path of a chunk's staging file."""
     return folder / f"chunk-{number:06d}.crops"
 
 
 def index_path(folder: Path, number: int) -> Path:
-    """The index of a chunk."""
+    """Path of a chunk's index."""
     return folder / f"chunk-{number:06d}.npy"
 
 
 def notes_path(folder: Path, number: int) -> Path:
-    """The notes of a chunk."""
+    """Path of a chunk's notes."""
     return folder / f"chunk-{number:06d}.json"
 
 
 def stage_chunk(task: ChunkTask) -> int:
-    """Stages a chunk; whatever is wrong with a recording ends up in the notes.
+    """Stages a chunk; problems with its recordings become notes.
 
     Returns:
         The number of recordings in the chunk.
@@ -107,7 +107,7 @@ def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number:
     signal = np.ascontiguousarray(crop.signal, dtype="<i2").data.cast("B")
     signal_hash = hashlib.blake2b(signal, digest_size=_SIGNAL_HASH_BYTES)
     key = crop_key(recording, crop)
-    # With the source, so that equal numbers in two corpora are not taken for one patient.
+    # With the source, because patients of two corpora may have the same number.
     patient = f"{recording.source}/{recording.patient}"
     metadata = {
         "key": key,
@@ -144,7 +144,7 @@ def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number:
 def make_chunks(
     recordings: Iterable[tuple[int, RecordingFile]], max_recordings: int, max_bytes: int
 ) -> Iterator[tuple[tuple[int, RecordingFile], ...]]:
-    """Cuts recordings into consecutive chunks of about equal work."""
+    """Yields consecutive chunks of recordings that take about the same time."""
     chunk: list[tuple[int, RecordingFile]] = []
     size = 0
     for number, file in recordings:

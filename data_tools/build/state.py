@@ -1,4 +1,4 @@
-"""The folder a build goes to: whether it may be used, who is using it, and what was begun there."""
+"""The state of a build's folder: whether it may be used, whether a build is running, and which one was started."""
 
 import hashlib
 import json
@@ -17,15 +17,15 @@ _LOCK_FILE = "lock"
 
 
 def check_output(out: Path) -> None:
-    """Refuses a folder that holds anything but a build that was begun.
+    """Checks that a folder is new, empty, or contains an unfinished build.
 
     Raises:
-        BuildError: it does.
+        BuildError: it is not.
     """
     if out.exists() and not out.is_dir():
-        raise BuildError(f"{out}: is a file; give a folder for the dataset")
+        raise BuildError(f"{out}: is a file; give a folder")
     if out.is_dir() and not (out / STAGING_FOLDER).is_dir() and any(out.iterdir()):
-        raise BuildError(f"{out}: not empty, and neither a dataset nor a build that was begun; give another folder")
+        raise BuildError(f"{out}: is not empty and contains neither a dataset nor an unfinished build; give another folder")
 
 
 def lock(staging: Path) -> TextIO:
@@ -37,14 +37,14 @@ def lock(staging: Path) -> TextIO:
     try:
         return lock_file(staging / _LOCK_FILE)
     except BlockingIOError:
-        raise BuildError(f"{staging.parent}: another build is running here; wait for it or give another folder") from None
+        raise BuildError(f"{staging.parent}: another build is running here; let it finish, or give another folder") from None
 
 
 def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging: Path) -> None:
-    """Writes down what is being built, or compares it with what was begun.
+    """Records the options and input of a new build, or compares them with those of the unfinished one.
 
     Raises:
-        BuildError: something else was begun, or the input has changed since.
+        BuildError: the options or the input differ.
     """
     listing = hashlib.sha256()
     for file in files:
@@ -59,19 +59,19 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
         raise BuildError(
-            f"{out}: a build with other options was begun here ({other}); run that command again or remove the folder"
+            f"{out}: contains an unfinished build with other options ({other}); repeat that command, or remove the folder"
         )
     if found["listing"] != wanted["listing"]:
-        raise BuildError(f"{out}: the input has changed since this build was begun; remove the folder to build anew")
+        raise BuildError(f"{out}: the input has changed since this build started; remove the folder and build again")
 
 
 def has_begun(staging: Path) -> bool:
-    """Whether a build got so far that there is something to go on with."""
+    """Whether there is an unfinished build to resume."""
     return (staging / _OPTIONS_FILE).exists()
 
 
 def remove_temporary_files(out: Path) -> None:
-    """Removes what a killed build left half-written."""
+    """Removes partly written files of a killed build."""
     for folder in (out, out / SHARDS_FOLDER, out / STAGING_FOLDER):
         for path in folder.glob(".*.tmp"):
             path.unlink(missing_ok=True)

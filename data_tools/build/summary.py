@@ -1,4 +1,4 @@
-"""What a build has done, in one line."""
+"""The result of a build, printable as one line."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -9,15 +9,15 @@ from data_tools.shards.manifest import SplitCounts
 
 @dataclass(frozen=True)
 class BuildSummary:
-    """What a build has done.
+    """The result of a build.
 
     Attributes:
-        path: the dataset.
-        num_recordings: found in the input.
-        counts: per split.
-        rejected: recordings not used at all, by reason.
-        partly_used: recordings used only in part (of their signal or of their description), by reason.
-        was_finished: the dataset was there already and nothing was done.
+        path: folder of the dataset.
+        num_recordings: recordings found in the input.
+        counts: contents of each split.
+        rejected: number of recordings not used at all, by reason.
+        partly_used: number of recordings whose signal or description was used only in part, by reason.
+        was_finished: whether the dataset already existed, so that nothing was done.
     """
 
     path: Path

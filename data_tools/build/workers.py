@@ -1,4 +1,4 @@
-"""This process, or Dask workers, local or behind a scheduler, with a bounded number of tasks under way."""
+"""Runs tasks in this process or on Dask workers, local or of a scheduler, with a bounded number in flight."""
 
 import asyncio
 import importlib
@@ -18,7 +18,7 @@ from data_tools.validation import one_line
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-_TASKS_PER_WORKER = 2  # one being worked on, one waiting
+_TASKS_PER_WORKER = 2  # one running, one waiting
 _CONNECT_SECONDS = 15
 
 
@@ -26,7 +26,7 @@ class Workers:
     """A pool of workers; a context manager.
 
     Args:
-        num_workers: local worker processes; None for one per CPU. One worker is this process itself, without Dask.
+        num_workers: number of local processes; None for one per CPU. A single worker is this process itself, without Dask.
         scheduler: address of a running Dask scheduler to use instead, such as ``tcp://10.0.0.1:8786``. Its workers must
             have this package and see the same paths.
 
@@ -45,10 +45,10 @@ class Workers:
     def __enter__(self) -> Self:
         if self._num_workers == 1 and self._scheduler is None:
             return self
-        # Dask takes half a second to import; commands without workers should not wait for it.
+        # Importing Dask takes half a second, which commands without workers should not wait for.
         dask, distributed = importlib.import_module("dask"), importlib.import_module("distributed")
 
-        # What goes wrong in a worker reaches the user as the exception of its task, not as a log of the machinery.
+        # Errors in a worker are raised here as the exception of its task; Dask need not log them too.
         for name in ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}))
@@ -67,10 +67,10 @@ class Workers:
             cluster = distributed.LocalCluster(
                 n_workers=self._num_workers,
                 threads_per_worker=1,
-                # No dashboard, and its server on any free port: it would warn if its usual one is taken.
+                # Any free port, because Dask warns if its usual one is taken, even without a dashboard.
                 dashboard_address=":0",
                 scheduler_kwargs={"dashboard": False},
-                memory_limit=None,  # tasks are small by construction; nothing should be spilled or restarted
+                memory_limit=None,  # tasks are small: nothing needs to be spilled or restarted
                 silence_logs=logging.CRITICAL,
             )
         self._stack.enter_context(cluster)
@@ -78,34 +78,34 @@ class Workers:
 
     def _connect(self, distributed: Any, scheduler: str) -> None:
         try:
-            # A client that cannot connect is left half-made, and complains when it is collected as garbage. So knock first; in
-            # a thread, for this one may be a notebook's, which has an event loop of its own.
+            # A client that fails to connect warns when it is garbage-collected, so probe the scheduler first. In a thread,
+            # because this one may already run an event loop, as in a notebook.
             with ThreadPoolExecutor(1) as thread:
                 thread.submit(asyncio.run, _probe_scheduler(distributed, scheduler)).result()
             self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
         except (OSError, ValueError, TypeError, ImportError) as error:
             reason = one_line(error)
-            raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start it, or leave out --scheduler") from None
+            raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start one, or leave out --scheduler") from None
         self._num_workers = sum(self._client.nthreads().values())
         if not self._num_workers:
             raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")
-        # A worker that cannot unpack a task says nothing and is waited for without end.
+        # A worker that cannot unpickle a task does not answer, and would be waited for forever.
         own = version("ecg-engine")
         for worker, found in self._client.run(version, "ecg-engine", on_error="return").items():
             if found != own:
-                raise ValueError(f"the Dask worker {worker} lacks ecg-engine {own} ({found}); install it there")
+                raise ValueError(f"the Dask worker {worker} does not have ecg-engine {own} ({found}); install it there")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()
 
     def map_unordered(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
-        """Runs a function on every task and yields results as they come.
+        """Runs a function on every task and yields the results as they arrive.
 
-        Only a few tasks per worker are under way at any time, so memory does not grow with their number. The first error
-        of a task is raised here; what is under way is then given up.
+        Only a few tasks per worker are in flight at any time, so memory does not grow with their number. The first error
+        of a task is raised here and cancels the others.
 
         Raises:
-            RuntimeError: a worker died again and again.
+            RuntimeError: a worker died repeatedly.
         """
         if self._client is None:
             yield from map(function, tasks)
@@ -123,11 +123,11 @@ class Workers:
             for future in running:
                 yield future.result()
         except distributed.KilledWorker:
-            raise RuntimeError("a worker process died again and again, perhaps for want of memory; use fewer workers") from None
+            raise RuntimeError("a worker process died repeatedly, perhaps out of memory; use fewer workers") from None
 
 
 async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
-    """Connects to a scheduler and says goodbye."""
+    """Connects to a scheduler and disconnects."""
     arguments = distributed.Security().get_connection_args("client")
     connection = await importlib.import_module("distributed.comm").connect(scheduler, _CONNECT_SECONDS, **arguments)
     await connection.close()
@@ -135,7 +135,7 @@ async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
 
 @contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Lets processes started meanwhile ignore Ctrl-C, which reaches them too: this process ends them in good order."""
+    """Lets processes that are started meanwhile ignore Ctrl-C, because this process shuts them down."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,1 +1,1 @@
-"""Drawings: ECG paper, and a crop on it."""
+"""Plots of crops on ECG paper."""

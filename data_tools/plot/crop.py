@@ -1,4 +1,4 @@
-"""A crop on ECG paper: every lead over its whole 10 s."""
+"""Plots a crop on ECG paper, all 10 s of every lead."""
 
 import textwrap
 from pathlib import Path
@@ -41,24 +41,24 @@ _PADDED = "#c9ced6"
 
 
 def _text_of(value: object) -> str:
-    """A metadata value as text; "unknown" where it is missing."""
+    """Returns a metadata value as text, "unknown" if it is missing."""
     return "unknown" if value is None or value == "" else str(value)
 
 
 def _labels_of(codes: object) -> str:
-    """Diagnosis codes as names, where the name is known."""
+    """Returns diagnosis codes as names, where known."""
     listed = [str(code) for code in codes] if isinstance(codes, list | tuple | np.ndarray) else []
     return ", ".join(DIAGNOSES.get(code, f"SNOMED {code}") for code in listed) or "no labels"
 
 
 def missing_leads(metadata: dict[str, object]) -> set[str]:
-    """The leads that a crop's recording did not have."""
+    """Returns the leads that the crop's recording does not have."""
     present = metadata.get("leads")
     return set(LEADS) - set(present) if isinstance(present, list | tuple | np.ndarray) else set()
 
 
 def draw_header(axes: Axes, left: float, top: float, metadata: dict[str, object]) -> None:
-    """What the crop is of: the recording, the patient, the labels."""
+    """Draws recording, patient and labels."""
     source = metadata.get("source")
     name = f"{source} / {_text_of(metadata.get('recording'))}" if source else _text_of(metadata.get("recording"))
     start = metadata.get("start")
@@ -75,7 +75,7 @@ def draw_header(axes: Axes, left: float, top: float, metadata: dict[str, object]
 
 
 def draw_footer(axes: Axes, metadata: dict[str, object], more: str = "") -> None:
-    """The scale, the sampling rate of the recording, and more."""
+    """Draws the scale, the sampling rate of the recording, and more."""
     scale = f"{MM_PER_SECOND:g} mm/s   {MM_PER_MV:g} mm/mV"
     rate = metadata.get("sampling_rate")
     if isinstance(rate, int | float | np.number):
@@ -84,7 +84,7 @@ def draw_footer(axes: Axes, metadata: dict[str, object], more: str = "") -> None
 
 
 def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_valid: int) -> None:
-    """Shades what follows the last valid sample."""
+    """Shades the samples after the last valid one."""
     edge = start + MM_PER_SECOND * num_valid / SAMPLING_RATE
     end = start + _TRACE
     axes.add_patch(Rectangle((edge, bottom), end - edge, height, facecolor=_PADDED, alpha=0.55, linewidth=0, zorder=2))
@@ -93,7 +93,7 @@ def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_va
 
 
 def check_shape(signal_uv: NDArray[np.int16]) -> None:
-    """Refuses what is no crop.
+    """Checks the shape of a crop.
 
     Raises:
         ValueError: the shape is not [12, 5000].
@@ -107,11 +107,11 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: of the crop. Read where they are there: source, recording, start, patient, age, sex, labels, leads
-            (those not in it are marked as missing), num_valid_samples (the rest is shaded as padding).
+        metadata: metadata of the crop, all optional: source, recording, start, patient, age, sex, labels, leads (others are
+            marked as missing), num_valid_samples (the rest is shaded as padding).
 
     Returns:
-        Figure: in true size, one row to a lead, 25 mm/s, 10 mm/mV.
+        A figure in true size with a row per lead, 25 mm/s, 10 mm/mV.
 
     Raises:
         ValueError: the signal has another shape.
@@ -145,14 +145,14 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
 
 
 def plot_crop(signal_uv: NDArray[np.int16], metadata: dict[str, object], out: Path) -> None:
-    """Draws a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
+    """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: of the crop, as in the dataset's `KEY.json`.
-        out: ends in .png, .svg or .pdf; its folder exists.
+        metadata: metadata of the crop, as in the dataset's `KEY.json`.
+        out: output file, .png, .svg or .pdf, in an existing folder.
 
     Raises:
-        ValueError: the signal has another shape, the suffix is unknown, or the file cannot be written.
+        ValueError: the shape or the suffix is wrong, or the file cannot be written.
     """
     save_figure(crop_figure(signal_uv, metadata), out)

@@ -1,1 +1,1 @@
-"""The dataset format: manifest, tables and tar shards, each writer beside its reader."""
+"""The dataset format: manifest, tables and tar shards, with their readers, writers and verification."""

@@ -1,4 +1,4 @@
-"""Reading a dataset folder."""
+"""Opens a dataset folder and reads from it."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,11 +27,11 @@ from data_tools.shards.tar import read_signal
 
 @dataclass(frozen=True)
 class Dataset:
-    """A dataset folder whose files are all there and have the right sizes.
+    """A dataset folder, all of whose files exist and have the right sizes.
 
     Attributes:
         path: the folder.
-        manifest: what it holds.
+        manifest: the contents of manifest.json.
     """
 
     path: Path
@@ -39,10 +39,11 @@ class Dataset:
 
     @classmethod
     def open(cls, path: str | Path) -> "Dataset":
-        """Opens a dataset after a check that takes milliseconds; :meth:`verify_shards` reads the content too.
+        """Opens a dataset after checking names and sizes; :meth:`verify_shards` checks the contents too.
 
         Raises:
-            DatasetError: no dataset, a newer format version, or a file that is missing, of the wrong size or listed twice.
+            DatasetError: not a dataset, a newer format version, or a file that is missing, has the wrong size or is listed
+                twice.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
@@ -54,7 +55,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content and its order; equal for equal builds wherever they lie."""
+        """Identifies the content and its order; equal for equal builds in any place."""
         return self.manifest.fingerprint
 
     @property
@@ -63,7 +64,7 @@ class Dataset:
         return tuple(self.manifest.counts)
 
     def samples(self, split: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The rows of a split as one table, as :meth:`iterate_samples` yields them; some 500 bytes a crop."""
+        """Returns the rows of :meth:`iterate_samples` as one table, which takes about 500 bytes per crop."""
         parts = list(self.iterate_samples(split, columns))
         if parts:
             return pa.concat_tables(parts)
@@ -71,11 +72,11 @@ class Dataset:
         return SAMPLES_SCHEMA.empty_table().select(names)
 
     def iterate_samples(self, split: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The rows of a split, a row group at a time, in the order of its shards and of the crops in them.
+        """Yields the rows of a split, one row group at a time, in the order of the shards and their crops.
 
         Args:
             split: one of :attr:`splits`.
-            columns: names of the columns wanted; None for all.
+            columns: names of columns; None for all.
 
         Raises:
             DatasetError: an unknown split, or a table that cannot be read.
@@ -86,7 +87,7 @@ class Dataset:
         yield from read_groups(self.path / SAMPLES_FILE, columns, start, start + self.manifest.counts[split].crops)
 
     def shards(self, split: str) -> tuple[ShardInfo, ...]:
-        """The shards of a split, in order.
+        """Returns the shards of a split, in order.
 
         Raises:
             DatasetError: an unknown split.
@@ -98,17 +99,17 @@ class Dataset:
         """Reads one crop by its key.
 
         Returns:
-            int16 uV [12, 5000], and its row of samples.parquet.
+            int16 [12, 5000] in uV, and its row of samples.parquet.
 
         Raises:
-            DatasetError: no such key, or a shard that does not hold it where the table says.
+            DatasetError: no such key, or the shard does not contain the crop where the table says.
         """
         position = self._find_key(key)
         (table,) = read_groups(self.path / SAMPLES_FILE, None, position, position + 1)
         row: dict[str, Any] = table.to_pylist()[0]
         shard = next((shard for shard in self.manifest.shards if Path(shard.file).name == row["shard"]), None)
         if shard is None:
-            raise DatasetError(f"{self.path}: crop '{key}' lies in {row['shard']}, which the manifest does not list")
+            raise DatasetError(f"{self.path}: crop '{key}' is in {row['shard']}, which the manifest does not list")
         try:
             return read_signal(self.path / shard.file, row["offset"]), row
         except ValueError as error:
@@ -118,10 +119,10 @@ class Dataset:
         """Compares size and SHA-256 of shards with the manifest; reads every byte.
 
         Args:
-            shards: those to read; None for all. Ranks may share them out.
+            shards: the shards to check; None for all.
 
         Returns:
-            The problems, a line each; empty if all is well.
+            The problems, a line each; empty if there are none.
         """
         chosen = self.manifest.shards if shards is None else shards
         problems = (check_file(self.path, shard.file, shard, content=True) for shard in chosen)
@@ -129,10 +130,10 @@ class Dataset:
 
     def _check_split(self, split: str) -> None:
         if split not in self.manifest.counts:
-            raise DatasetError(f"{self.path}: no split '{split}'; there are {', '.join(self.splits)}")
+            raise DatasetError(f"{self.path}: no split '{split}'; its splits are {', '.join(self.splits)}")
 
     def _find_key(self, key: str) -> int:
-        """The row of a crop in samples.parquet."""
+        """Returns the row number of a crop in samples.parquet."""
         start, example = 0, ""
         for table in read_groups(self.path / SAMPLES_FILE, ["key"]):
             place: int = pc.index(table["key"], key).as_py()
@@ -140,18 +141,18 @@ class Dataset:
                 return start + place
             example = example or f", such as {table['key'][0]}"
             start += len(table)
-        raise DatasetError(f"{self.path}: no crop '{key}'; keys are in {SAMPLES_FILE}{example}")
+        raise DatasetError(f"{self.path}: no crop '{key}'; {SAMPLES_FILE} lists the keys{example}")
 
 
 def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
-    """What is wrong with a dataset as far as names and sizes of files tell, a line each."""
+    """Returns the problems with names, sizes and counts of a dataset's files, a line each."""
     problems = []
     listed = Counter(name for shard in manifest.shards for name in (shard.file, shard.index.file))
     problems += [f"{name}: listed {times} times in the manifest" for name, times in listed.items() if times > 1]
     files: dict[str, FileInfo] = {}
     for shard in manifest.shards:
         if shard.split not in manifest.counts:
-            problems.append(f"{shard.file}: of split '{shard.split}', which the manifest does not count")
+            problems.append(f"{shard.file}: belongs to split '{shard.split}', which the manifest does not list")
         files.setdefault(shard.file, shard)
         files.setdefault(shard.index.file, shard.index)
     for table in (SAMPLES_FILE, REJECTED_FILE):
@@ -163,17 +164,17 @@ def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
     for split, counts in manifest.counts.items():
         in_shards = sum(shard.count for shard in manifest.shards if shard.split == split)
         if in_shards != counts.crops:
-            problems.append(f"split '{split}': {counts.crops} crops counted, {in_shards} in its shards")
+            problems.append(f"split '{split}': {counts.crops} crops in the manifest, {in_shards} in its shards")
     return problems
 
 
 def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str | None:
-    """What is wrong with a file of a dataset: it is missing, or its size or (with ``content``) its SHA-256 differs."""
+    """Returns the problem with a file: it is missing, or its size or (with ``content``) its SHA-256 differs."""
     path = folder / name
     try:
         size = path.stat().st_size
         if size != info.size:
-            return f"{name}: {size} bytes instead of {info.size}"
+            return f"{name}: has {size} bytes instead of {info.size}"
         if content and hash_file(path) != info.sha256:
             return f"{name}: content changed (SHA-256 differs from the manifest)"
     except FileNotFoundError:

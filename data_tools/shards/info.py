@@ -1,4 +1,4 @@
-"""What a dataset holds, as text."""
+"""Describes a dataset as text."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -19,11 +19,11 @@ _LABELS = "SELECT labels, count(*) FROM (SELECT DISTINCT source, recording, labe
 
 
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
-    """Describes a dataset: counts per split and source, hours of ECG, label frequencies, rejects by reason.
+    """Describes a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings by reason.
 
     Args:
-        dataset: an open one.
-        num_labels: how many of the most frequent labels to list.
+        dataset: the dataset.
+        num_labels: number of labels to list, the most frequent first.
 
     Yields:
         Lines.
@@ -79,7 +79,7 @@ def _describe_rejected(dataset: Dataset) -> Iterator[str]:
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """Aligns columns: numbers to the right, words to the left."""
+    """Aligns numbers to the right and words to the left."""
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     is_number = [all(_looks_like_number(row[i]) for row in cells) and i > 0 for i in range(len(header))]

@@ -1,4 +1,4 @@
-"""manifest.json: what a dataset holds, how it was built, and the hash of every file."""
+"""manifest.json: the contents of a dataset, how it was built, and the hash of every file."""
 
 import hashlib
 import json
@@ -24,16 +24,16 @@ _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class DatasetError(ValueError):
-    """A dataset cannot be used; the message is one line that says why, and what to do."""
+    """A dataset cannot be used; the message is one line that says why and what to do."""
 
 
 class _Part(BaseModel):
-    # A later minor version may add fields; this one reads past them.
+    # Later versions may add fields, which are ignored.
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class SplitCounts(_Part):
-    """What one split holds; ``complete_crops`` have 10 s of signal, ``segments`` counts whole 5-s segments."""
+    """Counts of one split; ``complete_crops`` have 10 s of signal, ``segments`` are complete 5-s segments."""
 
     recordings: _Count
     patients: _Count
@@ -73,7 +73,7 @@ class BuildInfo(_Part):
 
 
 class Manifest(_Part):
-    """The content of manifest.json."""
+    """The contents of manifest.json."""
 
     format: Literal["ecg-engine-dataset"] = FORMAT
     format_version: Literal[1] = FORMAT_VERSION
@@ -91,7 +91,7 @@ class Manifest(_Part):
     fingerprint: _Sha256
 
     def compute_fingerprint(self) -> str:
-        """SHA-256 over the format and the hash of every shard, in order: equal for equal content in equal order."""
+        """Returns the SHA-256 of the format and of the hashes of all shards in order."""
         fields = self.model_dump(
             mode="json", include={"format", "format_version", "sampling_rate", "leads", "unit", "dtype", "encoding"}
         )
@@ -100,7 +100,7 @@ class Manifest(_Part):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes manifest.json; the last file of a build, so that a dataset that has one is whole."""
+    """Writes manifest.json, the last file of a build: a dataset that has one is complete."""
     with atomic_write(folder / MANIFEST_FILE) as file:
         file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode() + b"\n")
 
@@ -109,7 +109,7 @@ def read_manifest(folder: Path) -> Manifest:
     """Reads and checks manifest.json.
 
     Raises:
-        DatasetError: not there, of a newer format version, or not in order.
+        DatasetError: the file is missing, has a newer format version, or is invalid.
     """
     path = folder / MANIFEST_FILE
     if not folder.is_dir():
@@ -117,20 +117,20 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
-        raise DatasetError(f"{folder}: no dataset here ({MANIFEST_FILE} is missing); its build may not be finished") from None
+        raise DatasetError(f"{folder}: not a dataset ({MANIFEST_FILE} is missing); finish its build first") from None
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path}: cannot be read ({one_line(error)}); build the dataset again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DatasetError(f"{path}: not the manifest of a dataset of format '{FORMAT}'")
+        raise DatasetError(f"{path}: not a manifest of format '{FORMAT}'")
     version = content.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DatasetError(
-            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest read here; update ecg-engine"
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this version reads; update ecg-engine"
         )
     try:
         manifest = Manifest.model_validate(content)
     except ValidationError as error:
         raise DatasetError(f"{path}: {describe_validation_error(error)}; build the dataset again") from None
     if manifest.leads != LEADS:
-        raise DatasetError(f"{path}: field 'leads' is {', '.join(manifest.leads)}; needed are {', '.join(LEADS)}")
+        raise DatasetError(f"{path}: leads are {', '.join(manifest.leads)}, expected {', '.join(LEADS)}; build it again")
     return manifest

@@ -1,6 +1,6 @@
-"""samples.parquet and rejected.parquet: their columns, and how they are read and written in pieces.
+"""samples.parquet and rejected.parquet: their columns, and reading and writing them in pieces.
 
-A table of all crops may be larger than memory, so nothing here holds more of one than a row group.
+The table of all crops may be larger than memory, so no more than a row group of it is ever loaded.
 """
 
 import glob
@@ -19,23 +19,23 @@ from data_tools.scratch_database import scratch_database
 from data_tools.shards.manifest import DatasetError
 from data_tools.validation import one_line
 
-# A group costs a reader 16 kB of memory for its description, however few rows it has.
+# The metadata of a row group take 16 kB of a reader's memory, however few rows it has.
 ROWS_PER_GROUP = 1 << 16
 
-# One row per crop. The order of rows is that of splits, then shards, then places in the shard.
+# One row per crop, in the order of splits, shards and crops in the shard.
 SAMPLES_SCHEMA = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
         pa.field("shard", pa.string(), nullable=False),  # "pretrain-000000.tar"
-        pa.field("offset", pa.int64(), nullable=False),  # in bytes, of the .npy member's data in the shard
+        pa.field("offset", pa.int64(), nullable=False),  # byte offset of the .npy member's data in the shard
         pa.field("source", pa.string(), nullable=False),
         pa.field("recording", pa.string(), nullable=False),
         pa.field("patient", pa.string(), nullable=False),
         pa.field("start", pa.int64(), nullable=False),  # first sample in the recording, at 500 Hz
         pa.field("num_valid_samples", pa.int32(), nullable=False),  # 5000, less for crops padded with zeros
         pa.field("sampling_rate", pa.float64(), nullable=False),  # Hz, of the recording
-        pa.field("leads", pa.list_(pa.string()), nullable=False),  # those that are there
+        pa.field("leads", pa.list_(pa.string()), nullable=False),  # the leads of the recording
         pa.field("age", pa.float64()),
         pa.field("sex", pa.string()),
         pa.field("labels", pa.list_(pa.string()), nullable=False),  # SNOMED CT codes
@@ -46,10 +46,10 @@ SAMPLES_SCHEMA = pa.schema(
     ]
 )
 
-# Columns that say where a crop lies; the others are its metadata and stand in the shard too.
+# Columns that locate a crop; the others are its metadata, which are in the shard too.
 PLACE_COLUMNS = ("split", "shard", "offset")
 
-# One row per reason for which a recording was not used (num_crops_used = 0) or used in part only.
+# One row per recording that was not used (num_crops_used = 0), or per reason why it was used only in part.
 REJECTED_SCHEMA = pa.schema(
     [
         pa.field("path", pa.string(), nullable=False),
@@ -61,12 +61,12 @@ REJECTED_SCHEMA = pa.schema(
 
 
 def samples_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """Makes the table of some crops."""
+    """Converts rows to a table of SAMPLES_SCHEMA."""
     return pa.Table.from_pylist(rows, schema=SAMPLES_SCHEMA)
 
 
 def write_groups(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:
-    """Writes a table atomically, in row groups of ROWS_PER_GROUP rows or somewhat more: of whole parts."""
+    """Writes a table atomically in row groups of whole parts, with ROWS_PER_GROUP rows or slightly more."""
     with atomic_write(path) as file, pq.ParquetWriter(file, schema, compression="zstd") as writer:
         waiting: list[pa.Table] = []
         for part in parts:
@@ -86,13 +86,13 @@ def _write_group(writer: pq.ParquetWriter, parts: Sequence[pa.Table]) -> None:
 def read_groups(
     path: Path, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
 ) -> Iterator[pa.Table]:
-    """Reads rows [start, stop) of a table, a row group at a time.
+    """Yields rows [start, stop) of a table, one row group at a time.
 
     Raises:
-        DatasetError: it cannot be read.
+        DatasetError: the table cannot be read.
     """
-    # Without reading ahead, which keeps all that has been read.
-    with _naming(path), pq.ParquetFile(path, pre_buffer=False) as file:
+    # pre_buffer would keep everything that has been read in memory.
+    with _convert_errors(path), pq.ParquetFile(path, pre_buffer=False) as file:
         end = 0
         for group in range(file.num_row_groups):
             first, end = end, end + file.metadata.row_group(group).num_rows
@@ -100,18 +100,18 @@ def read_groups(
             if low >= high:
                 continue
             table = file.read_row_group(group, columns=columns)
-            table.validate(full=True)  # a damaged page may still give strings, but of no text
+            table.validate(full=True)  # strings of a damaged page may be invalid UTF-8
             rows = table.slice(low - first, high - low)
             yield rows if columns is None else rows.select(columns)
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """The columns of a table.
+    """Returns the columns of a table.
 
     Raises:
-        DatasetError: it cannot be read.
+        DatasetError: the table cannot be read.
     """
-    with _naming(path):
+    with _convert_errors(path):
         return pq.read_schema(path)
 
 
@@ -134,8 +134,8 @@ def open_samples(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 @contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Says of an error which file cannot be read."""
+def _convert_errors(path: Path) -> Iterator[None]:
+    """Raises errors of reading as DatasetError with the path."""
     try:
         yield
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
@@ -147,12 +147,12 @@ def _unreadable(path: Path, error: Exception) -> DatasetError:
 
 
 def reason_category(reason: str) -> str:
-    """What rejects are counted by: "truncated .mat" of "truncated .mat: 100 of 120024 bytes"."""
+    """Returns the category of a reason: "truncated .mat" for "truncated .mat: 100 of 120024 bytes"."""
     return reason.partition(":")[0]
 
 
 def count_reasons(path: Path) -> tuple[Counter[str], Counter[str]]:
-    """Counts the rows of rejected.parquet by reason: of recordings not used at all, and of those used in part."""
+    """Counts rows of rejected.parquet by reason category: for recordings not used at all, and for those used in part."""
     unused: Counter[str] = Counter()
     partly: Counter[str] = Counter()
     for table in read_groups(path, ["reason", "num_crops_used"]):

@@ -1,8 +1,8 @@
-"""Tar shards: for each crop a member ``KEY.npy`` (the signal) and a member ``KEY.json`` (its metadata).
+"""Tar shards: every crop has a member ``KEY.npy`` (signal) and a member ``KEY.json`` (metadata).
 
-Any webdataset reader opens them. Headers are fixed (ustar, time 0, owner 0), so the bytes depend on the crops alone. The
-index beside a shard is the one DALI reads: a line ``v1.2 N``, then for each crop ``extension offset size name`` of each
-of its members, where ``offset`` is that of the member's data.
+Any webdataset reader can read them. Headers are fixed (ustar, time 0, owner 0), so the bytes depend only on the crops. The
+index of a shard has DALI's format: a line ``v1.2 N``, then for each crop ``extension offset size name`` of each of its
+members, where ``offset`` is that of the member's data.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ _BLOCK = tarfile.BLOCKSIZE
 
 @dataclass(frozen=True)
 class WrittenFile:
-    """A file that has been written: its size in bytes and its SHA-256 in hex."""
+    """Size in bytes and SHA-256 in hex of a written file."""
 
     size: int
     sha256: str
@@ -45,7 +45,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class TarMember:
-    """A member of a shard: name, extension, and where its data lie in the file."""
+    """A member of a shard; ``offset`` and ``size`` are those of its data, in bytes."""
 
     name: str
     offset: int
@@ -53,7 +53,7 @@ class TarMember:
 
     @property
     def key(self) -> str:
-        """The crop's key: the name up to the first dot, as webdataset splits it."""
+        """The crop's key: the name before the first dot, as in webdataset."""
         return self.name.partition(".")[0]
 
     @property
@@ -66,7 +66,7 @@ class ShardWriter:
     """Writes one tar shard and its index; see :meth:`finish` and :meth:`index`.
 
     Attributes:
-        offsets: byte offset of each crop's ``.npy`` data, in the order added.
+        offsets: byte offset of each crop's ``.npy`` data, in the order of addition.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
@@ -81,8 +81,8 @@ class ShardWriter:
 
         Args:
             key: unique in the dataset, without dots or slashes, at most 90 characters.
-            signal: the SIGNAL_BYTES bytes of a C-ordered little-endian int16 [12, 5000].
-            metadata: JSON.
+            signal: SIGNAL_BYTES bytes, a C-ordered little-endian int16 [12, 5000] in uV.
+            metadata: a JSON object.
         """
         assert len(signal) == SIGNAL_BYTES, f"a crop has {SIGNAL_BYTES} bytes, got {len(signal)}"
         assert "." not in key and "/" not in key and len(key) <= 90, f"not a key: {key}"  # noqa: PT018
@@ -107,13 +107,13 @@ class ShardWriter:
         self._position += len(data)
 
     def finish(self) -> WrittenFile:
-        """Writes the end of the archive; nothing can be added after it."""
+        """Writes the end of the archive, after which nothing can be added."""
         self._write(bytes(2 * _BLOCK))
         self._write(bytes(-self._position % tarfile.RECORDSIZE))
         return WrittenFile(self._position, self._hash.hexdigest())
 
     def index(self) -> bytes:
-        """The text of the index of what has been written."""
+        """Returns the contents of the shard's index."""
         lines = [f"{_INDEX_VERSION} {len(self.offsets)}"]
         for npy, json in zip(self._members[::2], self._members[1::2], strict=True):
             lines.append(" ".join(f"{member.extension} {member.offset} {member.size} {member.name}" for member in (npy, json)))
@@ -128,10 +128,10 @@ def write_index(path: Path, content: bytes) -> WrittenFile:
 
 
 def read_members(path: Path) -> Iterator[TarMember]:
-    """Walks through the members of a shard from its headers, without its index.
+    """Yields the members of a shard, read from its tar headers.
 
     Raises:
-        tarfile.TarError: not a tar file, or a broken one.
+        tarfile.TarError: not a valid tar file.
     """
     with tarfile.open(path, "r:") as archive:
         for info in archive:
@@ -139,10 +139,10 @@ def read_members(path: Path) -> Iterator[TarMember]:
 
 
 def read_index(path: Path) -> list[tuple[TarMember, ...]]:
-    """Reads an index: the members of each crop.
+    """Reads an index and returns the members of each crop.
 
     Raises:
-        ValueError: not an index of this version, or a broken one.
+        ValueError: not a valid index of this version.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     version, _, count = (lines[0] if lines else "").partition(" ")
@@ -152,7 +152,7 @@ def read_index(path: Path) -> list[tuple[TarMember, ...]]:
     for line in lines[1:]:
         fields = line.split(" ")
         if len(fields) % 4:
-            raise ValueError(f"{path}: broken line '{line}'")
+            raise ValueError(f"{path}: invalid line '{line}'")
         quadruples = (fields[i : i + 4] for i in range(0, len(fields), 4))
         crops.append(tuple(TarMember(name, int(offset), int(size)) for _, offset, size, name in quadruples))
     return crops
@@ -163,13 +163,13 @@ def read_signal(path: Path, offset: int) -> NDArray[np.int16]:
 
     Args:
         path: the tar file.
-        offset: of the ``.npy`` member's data, as in samples.parquet.
+        offset: byte offset of the ``.npy`` member's data, as in samples.parquet.
 
     Returns:
-        int16 uV [12, 5000].
+        int16 [12, 5000] in uV.
 
     Raises:
-        ValueError: there is no crop at this place.
+        ValueError: there is no crop at this offset.
     """
     with path.open("rb", buffering=0) as file:
         data = os.pread(file.fileno(), NPY_BYTES, offset)
@@ -177,7 +177,7 @@ def read_signal(path: Path, offset: int) -> NDArray[np.int16]:
 
 
 def parse_npy(data: bytes, where: str) -> NDArray[np.int16]:
-    """The signal int16 [12, 5000] in the bytes of a ``.npy`` member; ValueError naming ``where`` if they hold none."""
+    """Returns the signal, int16 [12, 5000], in the bytes of a ``.npy`` member; raises ValueError if there is none."""
     if len(data) != NPY_BYTES or data[:NPY_HEADER_BYTES] != NPY_HEADER:
         raise ValueError(f"{where}: no int16 signal of shape ({len(LEADS)}, {CROP_SAMPLES})")
     signal = np.frombuffer(data, dtype="<i2", offset=NPY_HEADER_BYTES).reshape(len(LEADS), CROP_SAMPLES)

@@ -1,4 +1,4 @@
-"""Verifying a dataset: every hash, count and shape, and that manifest, table, index and shards say the same."""
+"""Verifies a dataset: every hash, count and shape, and that manifest, tables, indexes and shards agree."""
 
 import hashlib
 import json
@@ -29,15 +29,15 @@ from data_tools.shards.verify_table import check_samples, is_in_order, rows_by_s
 from data_tools.validation import one_line
 
 _MAX_PROBLEMS_PER_SHARD = 5
-_SHARDS_PER_THREAD = 2  # one being checked, one waiting
+_SHARDS_PER_THREAD = 2  # one running, one waiting
 _ROWS_AT_ONCE = 256
 
 
 def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
-    """Verifies a dataset; reads every byte of it.
+    """Verifies a dataset, reading all of it.
 
     Yields:
-        The problems, a line each, as they are found; none if all is well.
+        Problems as they are found, a line each.
     """
     try:
         manifest = read_manifest(folder)
@@ -46,18 +46,18 @@ def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
         return
     yield from find_listing_problems(folder, manifest)
     if manifest.fingerprint != manifest.compute_fingerprint():
-        yield "manifest.json: the fingerprint is not that of the shards listed"
+        yield "manifest.json: the fingerprint does not match the shards"
     yield from _find_strays(folder, manifest)
     for name, schema in ((SAMPLES_FILE, SAMPLES_SCHEMA), (REJECTED_FILE, REJECTED_SCHEMA)):
         yield from _check_table(folder, manifest, name, schema)
     samples = folder / SAMPLES_FILE
     rows = None
-    if _has_columns(samples, SAMPLES_SCHEMA):  # else it has been named
+    if _has_columns(samples, SAMPLES_SCHEMA):  # otherwise this was reported above
         try:
             if is_in_order(samples, manifest):
                 rows = rows_by_shard(samples, manifest)
             else:
-                yield f"{SAMPLES_FILE}: its rows are not those of the shards listed, in their order"
+                yield f"{SAMPLES_FILE}: rows do not match the shards in the manifest, or are in another order"
             yield from check_samples(samples, manifest)
         except DatasetError as error:
             yield str(error)
@@ -74,7 +74,7 @@ def _find_strays(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema) -> Iterator[str]:
     info = manifest.tables.get(name)
-    # A wrong size or an absent file has been named already, with the other files.
+    # A missing file or wrong size was reported with the other files.
     if info is None or check_file(folder, name, info, content=False):
         return
     problem = check_file(folder, name, info, content=True)
@@ -86,7 +86,7 @@ def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema)
         yield str(error)
         return
     if not found.equals(schema):
-        yield f"{name}: its columns are {', '.join(found.names)} instead of {', '.join(schema.names)}, or of other types"
+        yield f"{name}: unexpected columns or types: {', '.join(found.names)}; expected {', '.join(schema.names)}"
 
 
 def _has_columns(path: Path, schema: pa.Schema) -> bool:
@@ -97,7 +97,7 @@ def _has_columns(path: Path, schema: pa.Schema) -> bool:
 
 
 def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | None, num_threads: int) -> Iterator[str]:
-    """Checks every shard, against its rows if there are any."""
+    """Checks every shard, and its rows of samples.parquet if they are given."""
     checked: set[str] = set()
     running: deque[Future[list[str]]] = deque()
     # Hashing and reading release the interpreter lock, so threads are enough.
@@ -110,7 +110,7 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
                 except DatasetError as error:
                     yield str(error)
                     rows = None
-            if shard.file not in checked:  # it may be listed twice
+            if shard.file not in checked:  # a shard may be listed twice
                 running.append(pool.submit(_check_shard, folder, shard, own_rows))
                 checked.add(shard.file)
             if len(running) > _SHARDS_PER_THREAD * num_threads:
@@ -120,7 +120,7 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
 
 
 def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[str]:
-    """Checks one shard and its index; sizes have been compared before."""
+    """Checks a shard and its index, whose sizes were compared before."""
     problems = []
     for name, info in ((shard.file, shard), (shard.index.file, shard.index)):
         if check_file(folder, name, info, content=False) is None:
@@ -132,10 +132,10 @@ def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[
     try:
         members = list(read_members(path))
     except (tarfile.TarError, OSError) as error:
-        return [*problems, f"{shard.file}: cannot be read as tar ({one_line(error)})"]
+        return [*problems, f"{shard.file}: not a valid tar file ({one_line(error)})"]
     pairs = list(zip(members[::2], members[1::2], strict=False))
     if len(members) != 2 * shard.count:
-        problems.append(f"{shard.file}: {len(members)} members instead of {2 * shard.count}, two a crop")
+        problems.append(f"{shard.file}: has {len(members)} members instead of {2 * shard.count}, two per crop")
     problems += _check_index(folder, shard, pairs)
     found = _check_crops(path, shard, pairs, rows)
     if len(found) > _MAX_PROBLEMS_PER_SHARD:
@@ -152,7 +152,7 @@ def _check_index(folder: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember
         index = read_index(path)
     except (ValueError, OSError) as error:
         return [f"{shard.index.file}: cannot be read ({one_line(error)})"]
-    return [] if index == pairs else [f"{shard.index.file}: does not describe the members of {shard.file}"]
+    return [] if index == pairs else [f"{shard.index.file}: does not match the members of {shard.file}"]
 
 
 def _check_crops(
@@ -160,7 +160,7 @@ def _check_crops(
 ) -> list[str]:
     problems = []
     if rows is not None and len(rows) != len(pairs):
-        problems.append(f"{shard.file}: {len(pairs)} crops, but {len(rows)} rows in {SAMPLES_FILE}")
+        problems.append(f"{shard.file}: has {len(pairs)} crops, but {len(rows)} rows in {SAMPLES_FILE}")
         rows = None
     each_row = repeat(None) if rows is None else _iterate(rows)
     with path.open("rb") as file:
@@ -176,13 +176,13 @@ def _check_crops(
 
 
 def _iterate(rows: pa.Table) -> Iterator[dict[str, Any]]:
-    """Rows one by one; as Python's objects they take six times the memory, so not all at once."""
+    """Yields rows one by one, converted in batches: as Python objects they take six times the memory."""
     for batch in rows.to_batches(max_chunksize=_ROWS_AT_ONCE):
         yield from batch.to_pylist()
 
 
 def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes, row: dict[str, Any] | None) -> str | None:
-    """What is wrong with one crop, or None."""
+    """Returns the problem with a crop, or None."""
     if (npy.extension, metadata.extension) != ("npy", "json") or npy.key != metadata.key:
         return f"its members are {npy.name} and {metadata.name}"
     try:
@@ -193,12 +193,12 @@ def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes,
     except (ValueError, KeyError, TypeError) as error:
         return f"cannot be read ({one_line(error)})"
     if hashlib.blake2b(crop.astype("<i2").tobytes(), digest_size=16).hexdigest() != signal_hash:
-        return "its signal is not the one that was written"
+        return "the signal has changed since it was written"
     if crop[:, num_valid:].any():
-        return f"not zero after its {num_valid} valid samples"
+        return f"the signal is not zero after its {num_valid} valid samples"
     if row is None:
         return None
     if row["offset"] != npy.offset:
-        return f"lies at byte {npy.offset}, not at {row['offset']} as {SAMPLES_FILE} says"
+        return f"is at byte {npy.offset}, but at {row['offset']} in {SAMPLES_FILE}"
     different = [name for name, value in row.items() if name not in PLACE_COLUMNS and content.get(name) != value]
     return f"{', '.join(different)} differ from {SAMPLES_FILE}" if different else None

@@ -1,4 +1,4 @@
-"""Verifies samples.parquet: that it says what the manifest says, and nothing twice."""
+"""Verifies samples.parquet: that it matches the manifest, that keys are unique and that splits share no patients."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -41,12 +41,12 @@ def is_in_order(path: Path, manifest: Manifest) -> bool:
 
 
 def rows_by_shard(path: Path, manifest: Manifest, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of each shard, of a table in order."""
+    """Yields the rows of each shard; the table must be in order."""
     return _cut(read_groups(path, columns), (shard.count for shard in manifest.shards))
 
 
 def _cut(tables: Iterator[pa.Table], counts: Iterable[int]) -> Iterator[pa.Table]:
-    """Cuts a stream of tables into tables of so many rows each; there must be enough of them."""
+    """Cuts a stream of tables into tables with the given numbers of rows, of which there must be enough."""
     rest = SAMPLES_SCHEMA.empty_table()
     for count in counts:
         pieces, num_missing = [], count
@@ -59,7 +59,7 @@ def _cut(tables: Iterator[pa.Table], counts: Iterable[int]) -> Iterator[pa.Table
 
 
 def check_samples(path: Path, manifest: Manifest) -> Iterator[str]:
-    """Compares the counts of samples.parquet with the manifest, and its keys and patients with each other.
+    """Compares the counts of samples.parquet with the manifest, and checks its keys and patients.
 
     Yields:
         The problems, a line each.
@@ -76,6 +76,6 @@ def check_samples(path: Path, manifest: Manifest) -> Iterator[str]:
         for split, counts in manifest.counts.items():
             for (name, number), actual in zip(counts, found.get(split, [0] * len(SplitCounts.model_fields)), strict=True):
                 if number != actual:
-                    yield f"split '{split}': {number} {name} counted in the manifest, {actual} in {SAMPLES_FILE}"
+                    yield f"split '{split}': {number} {name} in the manifest, {actual} in {SAMPLES_FILE}"
         for first, second, num_shared, example in database.execute(_SHARED_PATIENTS).fetchall():
             yield f"splits '{first}' and '{second}' share {num_shared} patients, such as {example}"

@@ -1,7 +1,4 @@
-"""One file per corpus, each turning its files into recordings.
-
-A new corpus is a file here with a class of the shape of :class:`data_tools.sources.protocol.Source`, and a line in SOURCES.
-"""
+"""One file per corpus, whose class implements :class:`data_tools.sources.protocol.Source`, and a table of names."""
 
 from data_tools.sources.physionet2021 import PhysioNet2021
 from data_tools.sources.protocol import RecordingFile, Source
@@ -12,11 +9,11 @@ __all__ = ["SOURCES", "RecordingFile", "Source", "make_source"]
 
 
 def make_source(name: str) -> Source:
-    """The source of a name in :data:`SOURCES`.
+    """Returns the source with a name in :data:`SOURCES`.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: the name is unknown.
     """
     if name not in SOURCES:
-        raise ValueError(f"unknown source '{name}'; known are {', '.join(SOURCES)}")
+        raise ValueError(f"unknown source '{name}'; sources are {', '.join(SOURCES)}")
     return SOURCES[name]()

@@ -1,6 +1,6 @@
 """PhysioNet/Computing in Cardiology Challenge 2021: ``training/<database>/gN/NAME.{hea,mat}``.
 
-https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordings in this style will do, at any depth.
+https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordings in this style can be read, at any depth.
 """
 
 import os
@@ -50,9 +50,9 @@ class PhysioNet2021:
         """Finds NAME.hea and NAME.mat in the inputs at any depth, sorted within each input by path."""
         for folder in inputs:
             if not folder.is_dir():
-                raise ValueError(f"{folder}: no such folder; give one that holds .hea and .mat files, at any depth")
+                raise ValueError(f"{folder}: no such folder; give a folder that contains .hea and .mat files, at any depth")
             if next(_walk(folder, set()), None) is None:
-                raise ValueError(f"{folder}: no recordings; give a folder that holds .hea and .mat files, at any depth")
+                raise ValueError(f"{folder}: no recordings; give a folder that contains .hea and .mat files, at any depth")
         return self._find(inputs)
 
     @staticmethod
@@ -99,14 +99,14 @@ def _select(read: _Read, rows: list[int]) -> _Read:
 
 
 def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str, int]]:
-    """The recordings in a folder at any depth, in the order of their paths.
+    """Yields the recordings in a folder at any depth, in the order of their paths.
 
     Args:
-        folder: where to begin.
-        seen: device and inode of every folder that has been listed; none is listed twice, so links lead in no circles.
+        folder: the folder.
+        seen: device and inode of every listed folder; each is listed only once, so that links cannot form a cycle.
 
     Yields:
-        The folder of a recording, its name, and the bytes of its files.
+        (folder of a recording, its name, size of its files in bytes).
     """
     status = folder.stat()
     if (status.st_dev, status.st_ino) in seen:
@@ -117,7 +117,7 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str,
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry takes much longer)
+                name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry is much slower)
                 if name.startswith("."):
                     continue
                 if entry.is_dir():
@@ -125,8 +125,8 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str,
                 elif suffix in _SUFFIXES:
                     sizes[name] = sizes.get(name, 0) + (entry.stat().st_size if entry.is_file() else 0)
     except OSError as error:
-        raise ValueError(f"{folder}: cannot be listed ({error.strerror}); make it readable or leave it out") from None
-    # A recording comes before a folder of the same name, and what is in a folder before names that only begin like it.
+        raise ValueError(f"{folder}: cannot be listed ({error.strerror}); make it readable, or leave it out") from None
+    # A recording comes before a folder of the same name, and a folder's contents before names that start with its name.
     for key in sorted([*sizes, *(f"{name}\0" for name in folders)]):
         if key.endswith("\0"):
             yield from _walk(folder / key[:-1], seen)
@@ -135,9 +135,9 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str,
 
 
 def database_of(folders: Sequence[str]) -> str:
-    """The database a recording belongs to, by the folders it lies in, outermost first.
+    """Returns the database of a recording, given the names of its folders, outermost first.
 
-    The innermost folder named like a database of the Challenge, else the one that holds a group ``gN``.
+    This is the innermost folder named like a database of the Challenge, or else the one that contains a group ``gN``.
     """
     for name in reversed(folders):
         if name in DATABASES:
@@ -150,7 +150,7 @@ def database_of(folders: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Description:
-    """What the comment lines of a header say."""
+    """The contents of a header's comment lines."""
 
     age: float | None
     sex: str | None
@@ -162,7 +162,7 @@ class Description:
 def parse_comments(comments: Iterable[str]) -> Description:
     """Parses comment lines such as ``Age: 77``, ``Sex: Female``, ``Dx: 253352002,427084000`` and ``Patient: P0001``.
 
-    What is nonsense is left out and noted; "Unknown" and "NaN" are no nonsense, they say that nothing is known.
+    Invalid values are left out and noted. "Unknown" and "NaN" are not invalid: they mean that nothing is known.
     """
     fields: dict[str, str] = {}
     for comment in comments:

@@ -1,4 +1,4 @@
-"""What a source is."""
+"""The interface of a source."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from data_tools.recording import Recording
 
 @dataclass(frozen=True, slots=True)
 class RecordingFile:
-    """A recording found but not yet opened. There may be millions, so it is small: a Path would take four times the memory.
+    """A recording that is not yet opened. A string, because there may be millions and a Path takes four times the memory.
 
     Attributes:
-        location: its file, without the extension where a recording is several files.
+        location: path of its file, without extension if it consists of several files.
         source: name of the corpus or of the database within it.
-        name: of the recording; unique within ``source`` in a sound corpus.
-        size: of its files, in bytes.
+        name: name of the recording; normally unique within ``source``.
+        size: size of its files in bytes.
     """
 
     location: str
@@ -34,16 +34,17 @@ class Source(Protocol):
     """A corpus: finds recordings in folders and opens them one by one, in any process."""
 
     def find(self, inputs: Sequence[Path]) -> Iterator[RecordingFile]:
-        """Finds every recording once, those included that will turn out to be broken.
+        """Finds every recording once, including unreadable ones.
 
         Args:
-            inputs: folders (or files, where the corpus comes in files).
+            inputs: folders, or files if the corpus consists of files.
 
         Returns:
-            In an order that depends on the inputs' order and the names in them alone.
+            Recordings in an order that depends only on the inputs' order and on file names.
 
         Raises:
-            ValueError: an input that is missing or holds no recording, at once; a folder that cannot be listed, on the way.
+            ValueError: an input is missing or contains no recording (raised by the call), or a folder cannot be listed (raised
+                while iterating).
         """
         ...
 

@@ -1,8 +1,8 @@
 """WFDB recordings: a text header ``NAME.hea`` and one or more signal files.
 
-The header is parsed and the common case, 16-bit samples in one file, is read here: wfdb builds tables from each header,
-which takes 2.5 ms a recording, ten times as long as all the rest. Every other storage format is left to wfdb.
-The format of headers: https://physionet.org/physiotools/wag/header-5.htm
+Headers, and the common case of 16-bit samples in one file, are read here, because wfdb takes 2.5 ms to build tables from
+each header, ten times as long as everything else. All other storage formats are read by wfdb.
+Header format: https://physionet.org/physiotools/wag/header-5.htm
 """
 
 import math
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from data_tools.recording import RecordingError
 
-_DEFAULT_GAIN = 200.0  # WFDB's, units per mV, where the header has none or 0
+_DEFAULT_GAIN = 200.0  # WFDB's default in units per mV, if the header has none or 0
 _DEFAULT_SAMPLING_RATE = 250.0
-_INVALID_16 = -32768  # what marks a sample as invalid in format 16
-_MATLAB_HEADER = struct.Struct("<5i")  # of a MATLAB v4 matrix: type, rows, columns, imaginary part, length of its name
+_INVALID_16 = -32768  # marks an invalid sample in format 16
+_MATLAB_HEADER = struct.Struct("<5i")  # MATLAB v4: type, rows, columns, imaginary part, length of the name
 _MATLAB_INT16 = 30
 
-# Per millivolt; as WFDB says, a header without a unit means mV. PTB-XL spells it "mv", others "uV".
+# Units per mV. Without a unit, WFDB assumes mV. PTB-XL writes "mv", others "uV".
 _UNITS_PER_MILLIVOLT = {"mv": 1.0, "uv": 1e3, "µv": 1e3, "μv": 1e3, "nv": 1e6, "v": 1e-3}
 
 _FORMAT = re.compile(r"(?P<format>\d+)(?:x(?P<per_frame>\d+))?(?::(?P<skew>\d+))?(?:\+(?P<offset>\d+))?")
@@ -32,7 +32,7 @@ _GAIN = re.compile(r"(?P<gain>[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)(?:\((?P<baseline>
 
 @dataclass(frozen=True)
 class WfdbSignal:
-    """One signal line of a header; ``gain`` is in ADC units per millivolt."""
+    """A signal line of a header; ``gain`` is in ADC units per mV."""
 
     file: str
     format: str
@@ -46,7 +46,7 @@ class WfdbSignal:
 
 @dataclass(frozen=True)
 class WfdbHeader:
-    """A header: ``num_samples`` is None where it is left to the size of the file; ``comments`` are without the #."""
+    """A header; ``num_samples`` is None if only the file size determines it, ``comments`` are without the #."""
 
     name: str
     sampling_rate: float
@@ -59,7 +59,7 @@ def read_header(path: Path) -> WfdbHeader:
     """Reads ``path``.hea.
 
     Raises:
-        RecordingError: missing or unreadable, or of a kind that is not supported.
+        RecordingError: the header is missing, unreadable or not supported.
     """
     try:
         content = path.with_name(f"{path.name}.hea").read_bytes()
@@ -137,7 +137,7 @@ def open_signals(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, in
     """Opens the signals of a recording.
 
     Args:
-        path: of the recording, without ``.hea``.
+        path: path of the recording, without ``.hea``.
         header: its header.
 
     Returns:
@@ -156,7 +156,7 @@ def open_signals(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, in
 
 
 def _open_plain(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int], NDArray[np.float32]]]:
-    """Format 16 in one file: samples interleaved, little-endian, after an offset (24 in a MATLAB v4 file)."""
+    """Opens format 16 in one file: interleaved little-endian samples after an offset (24 in a MATLAB v4 file)."""
     first, num_signals = header.signals[0], len(header.signals)
     file = path.with_name(first.file)
     frame_bytes = 2 * num_signals
@@ -187,7 +187,7 @@ def _open_plain(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int
 
 
 def _check_matlab_rows(file: Path, offset: int, num_signals: int) -> None:
-    """Compares the number of signals with the header that a MATLAB file has of its own."""
+    """Compares the number of signals with the MATLAB file's own header."""
     if file.suffix != ".mat" or offset < _MATLAB_HEADER.size:
         return
     try:
@@ -201,13 +201,13 @@ def _check_matlab_rows(file: Path, offset: int, num_signals: int) -> None:
 
 
 def _open_with_wfdb(path: Path, header: WfdbHeader) -> tuple[int, Callable[[int, int], NDArray[np.float32]]]:
-    """Any other storage, read by wfdb; slower, for formats such as 212, 24, 32 and FLAC."""
-    import wfdb  # here because it is slow to import and rarely needed
+    """Opens any other format with wfdb, which is slower: 212, 24, 32, FLAC and others."""
+    import wfdb  # slow to import and rarely needed
 
     num_samples = header.num_samples
     if num_samples is None:
         num_samples = int(wfdb.rdrecord(str(path), physical=False).sig_len)
-    # wfdb's physical values are in the header's units: units per mV over its own gain is what is left to divide by.
+    # wfdb's physical values are in the header's unit, which is divided by the number of these units per mV.
     gain_per_millivolt = np.array([[signal.gain] for signal in header.signals])
 
     def read(start: int, stop: int) -> NDArray[np.float32]:

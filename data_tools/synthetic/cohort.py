@@ -1,4 +1,4 @@
-"""The whole cohort: `training/simulated/gN/NAME.{mat,hea}` and `cohort.json`, on any number of processes."""
+"""Writes a cohort: `training/simulated/gN/NAME.{mat,hea}` and `cohort.json`, on any number of processes."""
 
 import json
 import multiprocessing
@@ -17,25 +17,25 @@ from data_tools.synthetic.patients import Patient, draw_patient
 from data_tools.synthetic.signal import simulate_recording
 from data_tools.synthetic.wfdb_files import write_recording
 
-# Raised whenever the same (seed, number of patients) would give other bytes than before.
+# Increased when the same seed and number of patients no longer give the same bytes.
 COHORT_VERSION = 1
 _FORMAT = "ecg-engine-simulated-cohort"
-# At most four recordings each: no more than the 1,000 recordings of PhysioNet 2021's folders.
+# With at most four recordings each, no more than the 1,000 recordings per folder of PhysioNet 2021.
 _PATIENTS_PER_FOLDER = 250
 _PATIENTS_PER_TASK = 16
 
 
 @dataclass(frozen=True)
 class CohortSummary:
-    """What a cohort holds.
+    """The contents of a cohort.
 
     Attributes:
-        path: its folder.
-        num_patients: patients.
-        num_recordings: recordings.
-        num_seconds: length of all recordings together.
-        labels: SNOMED code to number of recordings that carry it, most frequent first.
-        already_complete: whether the folder held this cohort before, so that nothing was written.
+        path: the folder.
+        num_patients: number of patients.
+        num_recordings: number of recordings.
+        num_seconds: total length of the recordings.
+        labels: SNOMED CT code -> number of recordings with it, most frequent first.
+        already_complete: whether the cohort was complete before, so that nothing was written.
     """
 
     path: Path
@@ -48,7 +48,7 @@ class CohortSummary:
 
 @dataclass(frozen=True)
 class _Part:
-    """What one task did; parts add up to the summary."""
+    """The result of one task; their sum is the summary."""
 
     num_recordings: int
     num_written: int
@@ -57,12 +57,12 @@ class _Part:
 
 
 def _folder(out: Path, number: int) -> Path:
-    """Folder of the recordings of a patient."""
+    """Returns the folder of a patient's recordings."""
     return out / "training" / "simulated" / f"g{1 + number // _PATIENTS_PER_FOLDER}"
 
 
 def _comments(patient: Patient, age: int, labels: tuple[str, ...]) -> dict[str, str]:
-    """The comment lines of a header; PhysioNet 2021 has no Patient, which the others' readers pass over."""
+    """Returns the comment lines of a header. PhysioNet 2021 has no Patient line, which other readers ignore."""
     return {
         "Age": str(age),
         "Sex": patient.sex,
@@ -75,7 +75,7 @@ def _comments(patient: Patient, age: int, labels: tuple[str, ...]) -> dict[str, 
 
 
 def _write_patients(out: Path, seed: int, numbers: range) -> _Part:
-    """Writes the recordings of some patients that are not there yet."""
+    """Writes the missing recordings of some patients."""
     num_recordings = num_written = num_samples = 0
     labels: Counter[str] = Counter()
     for number in numbers:
@@ -94,7 +94,11 @@ def _write_patients(out: Path, seed: int, numbers: range) -> _Part:
 
 
 def _claim(out: Path, num_patients: int, seed: int) -> None:
-    """Makes the folder this cohort's own, or refuses it."""
+    """Marks the folder as this cohort's.
+
+    Raises:
+        ValueError: the folder contains something else.
+    """
     identity = {"format": _FORMAT, "version": COHORT_VERSION, "num_patients": num_patients, "seed": seed}
     marker = out / "cohort.json"
     if marker.is_file():
@@ -104,12 +108,12 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
             found = None
         if found != identity:
             raise ValueError(
-                f"{out} already holds another cohort ({marker.name} says {found}, asked for {num_patients} patients, "
-                f"seed {seed}, version {COHORT_VERSION}): give another folder, or remove this one first"
+                f"{out}: contains another cohort ({marker.name} says {found}, asked for {num_patients} patients, "
+                f"seed {seed}, version {COHORT_VERSION}); give another folder, or remove this one"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "is not empty and holds no simulated cohort" if out.is_dir() else "is not a folder"
-        raise ValueError(f"{out} {what}: give a new or empty folder")
+        what = "is not empty and contains no simulated cohort" if out.is_dir() else "is not a folder"
+        raise ValueError(f"{out}: {what}; give a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
     for number in range(0, num_patients, _PATIENTS_PER_FOLDER):
         _folder(out, number).mkdir(parents=True, exist_ok=True)
@@ -118,12 +122,12 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
 
 
 def _parts(out: Path, seed: int, tasks: list[range], workers: int) -> Iterator[_Part]:
-    """The parts of all tasks, in order, computed on a number of processes."""
+    """Yields the results of all tasks in order, computed by a number of processes."""
     work = partial(_write_patients, out, seed)
     if workers == 1 or len(tasks) == 1:
         yield from map(work, tasks)
         return
-    # Spawned, because a forked child inherits the locks of threads that it does not have.
+    # Spawned, because a forked child inherits locks held by threads that it does not have.
     with ProcessPoolExecutor(min(workers, len(tasks)), multiprocessing.get_context("spawn")) as pool:
         yield from pool.map(work, tasks)
 
@@ -131,21 +135,20 @@ def _parts(out: Path, seed: int, tasks: list[range], workers: int) -> Iterator[_
 def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> CohortSummary:
     """Writes a cohort of simulated patients as WFDB files in PhysioNet 2021's layout.
 
-    The bytes depend on the seed and on each patient's number only: not on the number of workers, and a larger cohort of the
-    same seed begins with the patients of a smaller one. A cohort that was stopped half-way goes on where it stopped; one
-    that is complete is left as it is.
+    The bytes depend only on the seed and the patients' numbers, not on the number of workers; a larger cohort of the same
+    seed starts with the patients of a smaller one. An interrupted cohort is resumed, a complete one is left unchanged.
 
     Args:
-        out: a new or empty folder, or one with the same cohort.
-        num_patients: each has two to four recordings; every eight in a row have one of each condition.
-        seed: of all random numbers, not negative.
-        workers: processes.
+        out: a new or empty folder, or one that contains the same cohort.
+        num_patients: number of patients, with two to four recordings each; eight in a row have one of each condition.
+        seed: random seed, 0 or more.
+        workers: number of processes.
 
     Returns:
-        CohortSummary: what the cohort holds.
+        The contents of the cohort.
 
     Raises:
-        ValueError: a number is out of range, the folder holds something else, or it cannot be written.
+        ValueError: a number is out of range, or the folder contains something else or cannot be written.
     """
     for name, value, least in (("number of patients", num_patients, 1), ("seed", seed, 0), ("number of workers", workers, 1)):
         if value < least:
@@ -166,7 +169,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
                 progress.update(len(task))
     except OSError as error:
         raise ValueError(
-            f"cannot write the cohort to {out}: {error.strerror or error}; free space or give another folder"
+            f"{out}: cannot be written ({error.strerror or error}); free some space, or give another folder"
         ) from error
     return CohortSummary(
         path=out,

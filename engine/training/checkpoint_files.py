@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from data_tools.files import hash_file
 from engine.options import UserError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -130,8 +131,7 @@ def read_slices(folder: Path, parts: Sequence[Part], wanted: Sequence[ParameterS
 
 def describe_file(path: Path) -> FileDescription:
     """Returns the size and hash of a file."""
-    with path.open("rb") as file:
-        return FileDescription(path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest())
+    return FileDescription(path.stat().st_size, hash_file(path))
 
 
 def compare_file(path: Path, expected: FileDescription) -> str | None:

@@ -40,10 +40,10 @@ def test_the_main_job_from_the_command_line(tmp_path: Path, capsys: pytest.Captu
     assert "rejected 0" in out
     status, out, _ = run(capsys, *build)
     assert status == 0
-    assert out.startswith("already built with these options")
+    assert out.startswith("already built with the same options")
     status, out, _ = run(capsys, "verify", tmp_path / "out")
     assert status == 0
-    assert "all is well" in out
+    assert "no problems" in out
     status, out, _ = run(capsys, "info", tmp_path / "out")
     assert status == 0
     key = next((tmp_path / "out" / "shards").glob("*.idx")).read_text().split()[5].removesuffix(".npy")
@@ -75,15 +75,15 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
     [
         (["bild"], "invalid choice: 'bild'"),
         (["build", "physionet2021", "in"], "required: OUT"),
-        (["build", "physionet", "in", "out"], "unknown source 'physionet'; known are physionet2021"),
+        (["build", "physionet", "in", "out"], "unknown source 'physionet'; sources are physionet2021"),
         (["build", "physionet2021", "absent", "out"], "absent: no such folder"),
         (["build", "physionet2021", "empty", "out"], "empty: no recordings"),
         (["build", "physionet2021", "empty", "out", "--workers", "two"], "invalid int value: 'two'"),
         (["build", "physionet2021", "empty", "out", "--limit", "0"], "limit must be at least 1"),
-        (["build", "physionet2021", "in", "out", "--workers", "1", "--scheduler", "tcp://x:1"], "exclude each other"),
+        (["build", "physionet2021", "in", "out", "--workers", "1", "--scheduler", "tcp://x:1"], "cannot be combined"),
         (["verify", "absent"], "absent: no such folder"),
-        (["info", "empty"], "empty: no dataset here"),
-        (["plot", "empty", "key", "--out", "x.png"], "empty: no dataset here"),
+        (["info", "empty"], "empty: not a dataset"),
+        (["plot", "empty", "key", "--out", "x.png"], "empty: not a dataset"),
         (["synth", "cohort", "--patients", "0"], "0"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_full_disk_for_scratch_files_is_one_line(
     monkeypatch.setattr(tempfile, "tempdir", None)
     status, _, err = run(capsys, command, dataset)
     assert status == 2
-    assert err == f"ecg-data: {tmp_path}: the disk is full; free space there, or set TMPDIR to another folder\n"
+    assert err == f"ecg-data: {tmp_path}: the disk is full; free some space there, or set TMPDIR to another folder\n"
 
 
 def test_starting_loads_nothing_slow() -> None:

@@ -267,8 +267,8 @@ def test_a_limit_takes_the_first_recordings(corpus: Path, tmp_path: Path) -> Non
     ("options", "message"),
     [
         ({"limit": 0}, "limit must be at least 1"),
-        ({"crops_per_shard": 0}, "at least 1 crop"),
-        ({"crops_per_shard": 50_001}, "at most 50000, got 50001"),
+        ({"crops_per_shard": 0}, "between 1 and 50000, got 0"),
+        ({"crops_per_shard": 50_001}, "between 1 and 50000, got 50001"),
         ({"valid_fraction": 1.0}, "fraction must be"),
         ({"valid_fraction": -0.1}, "fraction must be"),
         ({"num_workers": 0}, "workers must be at least 1"),
@@ -281,7 +281,7 @@ def test_impossible_options_are_refused(corpus: Path, tmp_path: Path, options: d
 
 def test_nothing_usable_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
     write_recording(tmp_path / "in", "R", np.zeros((12, 5000), dtype=np.int16))
-    with pytest.raises(BuildError, match=r"none of 1 recordings can be used \(all-zero 1\)"):
+    with pytest.raises(BuildError, match=r"none of the 1 recordings can be used \(all-zero 1\)"):
         build(tmp_path / "in", tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 

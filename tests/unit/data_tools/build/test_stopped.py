@@ -91,7 +91,7 @@ def test_another_command_does_not_go_on_with_it(
     subprocess.run(child, check=False, capture_output=True)
     before = content(out)
     assert cli.main([*command(corpus, out), "--seed", "1"]) == 2
-    assert "other options was begun here (seed 0 instead of 1)" in capsys.readouterr().err
+    assert "an unfinished build with other options (seed 0 instead of 1)" in capsys.readouterr().err
     added = write_recording(corpus, "R99", random_signal(99))
     assert cli.main(command(corpus, out)) == 2
     assert "the input has changed" in capsys.readouterr().err
@@ -126,7 +126,7 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(
         assert cli.main(command(corpus, out)) == 2
     captured = capsys.readouterr()
     assert captured.err.splitlines()[-1] == (
-        f"ecg-data: {out}: the disk is full; what is finished is kept: free space and run the same command again"
+        f"ecg-data: {out}: the disk is full; finished work is kept: free some space and run the same command again"
     )
     assert len(list((out / ".build").glob("chunk-*.npy"))) == min((writes_before - 1) // 3, 5)
     assert not list(out.rglob("*.tmp"))

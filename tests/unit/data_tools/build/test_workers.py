@@ -98,7 +98,7 @@ def test_workers_without_this_version_are_refused(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(data_tools.build.workers, "version", lambda _: next(versions, "0.1.0"))
     with (
         distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as cluster,
-        pytest.raises(ValueError, match=r"lacks ecg-engine 0\.0\.1"),
+        pytest.raises(ValueError, match=r"does not have ecg-engine 0\.0\.1"),
         Workers(scheduler=cluster.scheduler_address),
     ):
         pass

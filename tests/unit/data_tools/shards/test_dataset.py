@@ -54,7 +54,7 @@ def test_crops_are_read_by_key(folder: Path) -> None:
 def test_an_unknown_split_names_the_known(folder: Path) -> None:
     dataset = Dataset.open(folder)
     for method in (dataset.samples, dataset.shards):
-        with pytest.raises(DatasetError, match="no split 'train'; there are pretrain, valid"):
+        with pytest.raises(DatasetError, match="no split 'train'; its splits are pretrain, valid"):
             method("train")
 
 
@@ -85,7 +85,7 @@ def test_verify_shards_reads_the_content(folder: Path) -> None:
         ("shards/valid-000000.idx", r"shards/valid-000000\.idx: missing"),
         ("samples.parquet", r"samples\.parquet: missing"),
         ("rejected.parquet", r"rejected\.parquet: missing"),
-        ("manifest.json", "no dataset here"),
+        ("manifest.json", "not a dataset"),
     ],
 )
 def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
@@ -98,7 +98,7 @@ def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
 def test_a_file_of_another_size_is_named(folder: Path, name: str) -> None:
     with (folder / name).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DatasetError, match=f"{name}: [0-9]+ bytes instead of [0-9]+; see `ecg-data verify"):
+    with pytest.raises(DatasetError, match=f"{name}: has [0-9]+ bytes instead of [0-9]+; see `ecg-data verify"):
         Dataset.open(folder)
 
 
@@ -120,14 +120,14 @@ def test_several_problems_are_counted_in_one_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format version 2 is newer than 1, the newest read here; update ecg-engine"),
-        ({"format": "webdataset"}, "not the manifest of a dataset of format 'ecg-engine-dataset'"),
+        ({"format_version": 2}, "format version 2 is newer than 1, the newest this version reads; update ecg-engine"),
+        ({"format": "webdataset"}, "not a manifest of format 'ecg-engine-dataset'"),
         ({"sampling_rate": 250}, "sampling_rate: input should be 500"),
-        ({"leads": ["I"]}, "field 'leads' is I; needed are I, II"),
+        ({"leads": ["I"]}, "leads are I, expected I, II"),
         ({"shards": 3}, "shards: input should be a valid tuple"),
         ({"shards": [{"split": "pretrain"}]}, r"shards\.0\.size: is missing"),
         ({"tables": {}}, r"samples\.parquet: not listed in the manifest"),
-        ({"counts": {}}, "of split 'pretrain', which the manifest does not count"),
+        ({"counts": {}}, "belongs to split 'pretrain', which the manifest does not list"),
     ],
 )
 def test_a_manifest_that_does_not_fit_is_refused(folder: Path, changes: dict[str, Any], message: str) -> None:

@@ -71,7 +71,7 @@ def test_one_bit_is_found_and_the_crop_named(dataset: Path) -> None:
     problems = list(verify_dataset(dataset))
     assert problems[0] == f"{SHARD}: content changed (SHA-256 differs from the manifest)"
     key = pq.read_table(dataset / "samples.parquet")["key"].to_pylist()[5]
-    assert problems[1:] == [f"{SHARD}: crop {key}: its signal is not the one that was written"]
+    assert problems[1:] == [f"{SHARD}: crop {key}: the signal has changed since it was written"]
 
 
 @pytest.mark.parametrize("position", [0, 130, 600, 512 + 128 + 120_000 + 700])
@@ -84,7 +84,7 @@ def test_a_truncated_shard_is_named(dataset: Path) -> None:
     size = (dataset / SHARD).stat().st_size
     os.truncate(dataset / SHARD, 200_000)
     problems = list(verify_dataset(dataset))
-    assert problems[0] == f"{SHARD}: 200000 bytes instead of {size}"
+    assert problems[0] == f"{SHARD}: has 200000 bytes instead of {size}"
     assert all(SHARD in problem or INDEX in problem for problem in problems)
 
 
@@ -97,14 +97,14 @@ def test_a_missing_file_is_named(dataset: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [SHARD, INDEX, "samples.parquet", "rejected.parquet"])
 def test_an_empty_file_is_named(dataset: Path, name: str) -> None:
     os.truncate(dataset / name, 0)
-    assert next(iter(verify_dataset(dataset))).startswith(f"{name}: 0 bytes instead of ")
+    assert next(iter(verify_dataset(dataset))).startswith(f"{name}: has 0 bytes instead of ")
 
 
 def test_a_shard_listed_twice_is_named(dataset: Path) -> None:
     change_json(dataset, lambda content: content["shards"].append(content["shards"][1]))
     problems = list(verify_dataset(dataset))
     assert f"{SHARD}: listed 2 times in the manifest" in problems
-    assert "manifest.json: the fingerprint is not that of the shards listed" in problems
+    assert "manifest.json: the fingerprint does not match the shards" in problems
 
 
 def test_a_shard_that_is_not_listed_is_named(dataset: Path) -> None:
@@ -118,7 +118,7 @@ def test_wrong_counts_are_named(dataset: Path) -> None:
 
     change_json(dataset, change)
     patients = json.loads((dataset / "manifest.json").read_text())["counts"]["pretrain"]["patients"]
-    expected = f"split 'pretrain': {patients} patients counted in the manifest, {patients - 1} in samples.parquet"
+    expected = f"split 'pretrain': {patients} patients in the manifest, {patients - 1} in samples.parquet"
     assert list(verify_dataset(dataset)) == [expected]
 
 
@@ -128,7 +128,7 @@ def test_shards_exchanged_are_found_even_if_listed_anew(dataset: Path) -> None:
     (dataset / "other").rename(dataset / SECOND)
     list_anew(dataset)
     problems = list(verify_dataset(dataset))
-    assert "manifest.json: the fingerprint is not that of the shards listed" in problems
+    assert "manifest.json: the fingerprint does not match the shards" in problems
     assert any("differ from samples.parquet" in problem for problem in problems)
 
 
@@ -144,11 +144,11 @@ def rewrite_table(dataset: Path, change: Callable[[list[dict[str, Any]]], None])
 @pytest.mark.parametrize(
     ("column", "value", "message"),
     [
-        ("offset", 5, "lies at byte 512, not at 5 as samples.parquet says"),
+        ("offset", 5, "is at byte 512, but at 5 in samples.parquet"),
         ("age", 3.0, "age differ from samples.parquet"),
         ("labels", ["1"], "labels differ from samples.parquet"),
         ("rms_uv", 1.0, "rms_uv differ from samples.parquet"),
-        ("shard", "pretrain-000001.tar", "its rows are not those of the shards listed, in their order"),
+        ("shard", "pretrain-000001.tar", "rows do not match the shards in the manifest, or are in another order"),
     ],
 )
 def test_a_table_that_says_something_else_is_found(dataset: Path, column: str, value: object, message: str) -> None:
@@ -166,14 +166,14 @@ def test_repeated_keys_and_divided_patients_are_found(dataset: Path) -> None:
 def test_an_index_of_another_shard_is_found(dataset: Path) -> None:
     shutil.copy(dataset / SECOND.replace(".tar", ".idx"), dataset / INDEX)
     list_anew(dataset)
-    assert f"{INDEX}: does not describe the members of {SHARD}" in list(verify_dataset(dataset))
+    assert f"{INDEX}: does not match the members of {SHARD}" in list(verify_dataset(dataset))
 
 
 def test_other_columns_are_found(dataset: Path) -> None:
     path = dataset / "samples.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["age"]), path)
     list_anew(dataset)
-    assert any(problem.startswith("samples.parquet: its columns are ") for problem in verify_dataset(dataset))
+    assert any(problem.startswith("samples.parquet: unexpected columns or types: ") for problem in verify_dataset(dataset))
 
 
 def test_a_newer_format_is_one_line(dataset: Path) -> None:

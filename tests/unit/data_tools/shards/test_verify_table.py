@@ -102,7 +102,7 @@ def test_problems_are_those_that_a_naive_check_finds(rows: list[Row], wrong: dic
     if repeated:
         expected.append(("samples.parquet: ", f"{len(repeated)} keys occur more than once", repeated))
     expected += [
-        ("split 'train': ", f"99 {field} counted", {str(getattr(true_counts, field))})
+        ("split 'train': ", f"99 {field} in the manifest", {str(getattr(true_counts, field))})
         for field in SplitCounts.model_fields
         if field in wrong
     ]

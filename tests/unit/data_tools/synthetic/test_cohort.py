@@ -133,7 +133,7 @@ def test_a_cohort_that_was_stopped_goes_on(tmp_path: Path) -> None:
 def test_another_cohort_is_refused(tmp_path: Path, num_patients: int, seed: int) -> None:
     write_cohort(tmp_path, 2, 0)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"already holds another cohort.*give another folder") as caught:
+    with pytest.raises(ValueError, match=r"contains another cohort.*give another folder") as caught:
         write_cohort(tmp_path, num_patients, seed)
     assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
@@ -142,13 +142,13 @@ def test_another_cohort_is_refused(tmp_path: Path, num_patients: int, seed: int)
 @pytest.mark.parametrize("marker", ["{", "[]", json.dumps({"format": "ecg-engine-simulated-cohort"}), "\x00\x01"])
 def test_a_broken_marker_is_refused(tmp_path: Path, marker: str) -> None:
     (tmp_path / "cohort.json").write_text(marker)
-    with pytest.raises(ValueError, match="already holds another cohort"):
+    with pytest.raises(ValueError, match="contains another cohort"):
         write_cohort(tmp_path, 2, 0)
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("all of it")
-    with pytest.raises(ValueError, match="is not empty and holds no simulated cohort"):
+    with pytest.raises(ValueError, match="is not empty and contains no simulated cohort"):
         write_cohort(tmp_path, 2, 0)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
@@ -157,7 +157,7 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("")
     with pytest.raises(ValueError, match="is not a folder"):
         write_cohort(tmp_path / "out", 2, 0)
-    with pytest.raises(ValueError, match="cannot write the cohort"):
+    with pytest.raises(ValueError, match="cannot be written"):
         write_cohort(tmp_path / "out" / "deeper", 2, 0)
 
 
