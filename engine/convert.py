@@ -2,7 +2,7 @@
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
 python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    from a checkpoint of a run
-python engine/convert.py checkpoint OLD_DIR NEW_DIR           a checkpoint of an older release, to resume from
+python engine/convert.py checkpoint OLD_DIR NEW_DIR          a checkpoint of an older release, to resume from
 python engine/convert.py to-fairseq MODEL_DIR OUT.pt         to the official implementation
 python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
 """
@@ -77,8 +77,8 @@ def _make_parser() -> argparse.ArgumentParser:
         commands,
         "checkpoint",
         "in a checkpoint of an older release to the format that runs resume from",
-        ("checkpoint", "OLD_DIR", "the checkpoint's folder, RUN/checkpoints/step-...; no code in it is run"),
-        ("output", "NEW_DIR", "the checkpoint's folder to make"),
+        ("checkpoint", "OLD_DIR", "folder of the checkpoint, RUN/checkpoints/step-...; no code in it is run"),
+        ("output", "NEW_DIR", "folder for the converted checkpoint"),
         "python engine/convert.py checkpoint runs/first/checkpoints/step-00010000 converted/step-00010000",
         _checkpoint,
     )

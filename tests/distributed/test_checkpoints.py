@@ -51,14 +51,14 @@ class Trial:
         config = load_config(PretrainConfig, [QUICKSTART], overrides)
         self.backend = DeepSpeedBackend(PretrainingTask(config).model, config, ranks)
         if step:
-            found = self.checkpoints.newest()
+            checkpoints = self.make_checkpoints()
+            found = checkpoints.newest()
             assert found is not None
             assert found[1].step == step
-            self.checkpoints.load(*found, self.backend)
+            checkpoints.load(*found, self.backend)
 
-    @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.folder, self.ranks, keep_last=10, keep_best=None)
+    def make_checkpoints(self, *, background: bool = False) -> Checkpoints:
+        return Checkpoints(self.folder, self.ranks, keep_last=10, keep_best=None, background=background)
 
     def train(self, num_steps: int) -> list[float]:
         """Returns the losses of the next steps."""
@@ -76,12 +76,12 @@ class Trial:
             losses.append(sum(self.ranks.gather(loss.item())) / self.ranks.world_size)
         return losses
 
-    def save(self) -> None:
+    def save(self, checkpoints: Checkpoints) -> None:
         info = CheckpointInfo(
             format_version=FORMAT_VERSION, step=self.step, loader={"cursor": 0}, config={}, world_size=self.ranks.world_size,
             zero_stage=self.backend.stage, shapes=self.backend.shapes,
         )  # fmt: skip
-        self.checkpoints.save(self.backend, info)
+        checkpoints.save(self.backend, info)
 
 
 def join_deepspeed(rank: int, world_size: int) -> Ranks:
@@ -96,7 +96,7 @@ def join_deepspeed(rank: int, world_size: int) -> Ranks:
 def train_some(rank: int, world_size: int, stage: int, first: int, num_steps: int, folder: str) -> list[float]:
     trial = Trial(join_deepspeed(rank, world_size), stage, Path(folder), first)
     losses = trial.train(num_steps)
-    trial.save()
+    trial.save(trial.make_checkpoints())
     return losses
 
 
@@ -106,11 +106,13 @@ def resume_every_pair(rank: int, world_size: int, folder: str) -> list[list[list
     for stage in STAGES:
         trial = Trial(ranks, stage, Path(folder) / str(stage))
         trial.train(2)
-        trial.save()
         # What an older release wrote.
         old = Path(folder) / str(stage) / "old"
         trial.backend.model.save_checkpoint(str(old), tag="deepspeed", client_state={}, save_latest=False)
-        uninterrupted = trial.train(2)
+        checkpoints = trial.make_checkpoints(background=True)
+        trial.save(checkpoints)
+        uninterrupted = trial.train(2)  # while the checkpoint is written
+        checkpoints.wait()
         resumed = [Trial(ranks, other, Path(folder) / str(stage), step=2).train(2) for other in STAGES]
         losses.append([uninterrupted, *resumed])
     return losses
