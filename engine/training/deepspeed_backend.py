@@ -38,6 +38,8 @@ class DeepSpeedBackend:
             keep_freed_memory()
         self._ranks = ranks
         self.stage = config.zero.stage
+        buffers = model.state_dict().keys() & dict(model.named_buffers()).keys()
+        assert not buffers, f"checkpoints contain parameters only: register {', '.join(buffers)} with persistent=False"
         self.shapes = parameter_shapes(model)
         self.frozen = frozen_parameters(model)
         optimizer, self._group_options = make_optimizer(model, config.optimizer)

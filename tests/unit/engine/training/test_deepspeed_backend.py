@@ -58,6 +58,11 @@ def test_a_resumed_run_uses_its_own_options_instead_of_the_checkpoints(make_back
         assert backend.model.optimizer.clip_grad == 0.5
 
 
+def test_a_model_with_persistent_buffers_is_refused(make_backend: MakeBackend) -> None:
+    with pytest.raises(AssertionError, match="running_mean"):
+        make_backend(torch.nn.BatchNorm1d(3), load())
+
+
 def copy_slices(source: Sequence[ParameterSlice], target: Sequence[ParameterSlice]) -> None:
     """Copies whole parameters, as one rank holds them."""
     by_name = {piece.name: piece for piece in source}
