@@ -16,7 +16,7 @@ import pyarrow as pa
 from data_tools.validation import one_line
 
 # Enough for a hundred million crops; the threads share it.
-_MEMORY = "256MB"
+_MEMORY = "512MB"
 _MAX_THREADS = 4
 _BATCH_ROWS = 100_000
 
@@ -37,10 +37,10 @@ def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConn
             threads = min(_MAX_THREADS, os.cpu_count() or 1)
             with duckdb.connect(config={"memory_limit": _MEMORY, "threads": threads, "temp_directory": spill}) as database:
                 yield database
-    except duckdb.OutOfMemoryException:  # memory is bounded by spilling, so it is the disk that had no room
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(parent)) from None
-    except duckdb.IOException as error:
-        raise OSError(errno.EIO, one_line(error), str(parent)) from None
+    except duckdb.OperationalError as error:
+        is_full = "max_temp_directory_size" in str(error)
+        number, reason = (errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else (errno.EIO, one_line(error))
+        raise OSError(number, reason, str(parent)) from None
     except RuntimeError as error:
         if str(error) != "Query interrupted":
             raise

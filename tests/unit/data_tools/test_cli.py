@@ -116,7 +116,7 @@ def test_a_full_disk_for_scratch_files_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
     def full(config: object) -> NoReturn:
-        raise duckdb.OutOfMemoryException("failed to offload data block")
+        raise duckdb.OutOfMemoryException("This limit was set by the 'max_temp_directory_size' setting.")
 
     dataset = write_dataset(tmp_path / "data", {"pretrain": 3, "valid": 1})
     monkeypatch.setattr(duckdb, "connect", full)
