@@ -32,7 +32,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
 from engine.data.dali_loader import is_dali_installed
-from engine.data.reader import BatchPrefetcher, RawReader
+from engine.data.reader import RawReader, prefetch_batches
 
 SPLIT = "pretrain"
 SEED = 1
@@ -111,11 +111,9 @@ def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: Exit
     """Returns everything that is compared; ``stack`` closes it."""
     store = CropStore(dataset, SPLIT)
     order = SampleOrder(store.num_crops, SEED)
-    reader = BatchPrefetcher(
+    reader = prefetch_batches(
         RawReader(store, order, arguments.batch_size, range(12)),
         batch_size=arguments.batch_size,
-        rank=0,
-        world_size=1,
         prefetch=arguments.prefetch,
         num_threads=arguments.threads,
     )

@@ -11,7 +11,7 @@ from data_tools import counter_rng
 from data_tools.array_ops import WordOps
 from data_tools.counter_rng import fold_key
 
-__all__ = ["TORCH_WORDS", "fold_key", "key_at", "random_bits", "row_keys", "uniform"]
+__all__ = ["TORCH_WORDS", "fold_key", "random_bits", "row_keys", "uniform"]
 
 
 def _signed(word: int) -> int:
@@ -26,28 +26,15 @@ TORCH_WORDS = WordOps(
 )
 
 
-def key_at(key: int, counter: Tensor) -> Tensor:
-    """Folds a counter on the device into a key, so that a compiled graph sees a tensor and no changing constant.
-
-    Args:
-        key: from :func:`fold_key`.
-        counter: int64 scalar, not negative, such as the number of the step.
-
-    Returns:
-        int32 scalar on the device of ``counter``, for :func:`random_bits` and :func:`uniform`.
-    """
-    return row_keys(key, counter)
-
-
 def row_keys(key: int | Tensor, rows: Tensor) -> Tensor:
-    """Folds row numbers into a key.
+    """Folds row numbers, or any counter on the device such as the step, into a key.
 
     Args:
-        key: from :func:`fold_key` or :func:`key_at`.
-        rows: int64 [R], global row numbers or stream positions, not negative.
+        key: from :func:`fold_key` or :func:`row_keys`.
+        rows: int64 of any shape, not negative.
 
     Returns:
-        int32 [R] on the device of ``rows``.
+        Keys, int32 of that shape on that device.
     """
     low, high = (rows & 0xFFFFFFFF).to(torch.int32), (rows >> 32).to(torch.int32)
     keys: Tensor = counter_rng.fold_counter(TORCH_WORDS, _signed(key) if isinstance(key, int) else key, low, high)
@@ -58,7 +45,7 @@ def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
     """Hashes (key, row, column) to uniformly distributed 32-bit words.
 
     Args:
-        key: from :func:`fold_key` or :func:`key_at`.
+        key: from :func:`fold_key` or :func:`row_keys`.
         rows: int64 [R], global row numbers or stream positions, not negative.
         num_columns: K.
 

@@ -96,13 +96,15 @@ class _Source:
     """Feeds the pipeline. It has no reference to the loader, so that a dropped loader is freed at once."""
 
     def __init__(self, setup: LoaderSetup) -> None:
-        self._pinned = setup.device.type == "cuda"
-        self._batches = setup.prefetch_batches(functools.partial(_load, setup.make_raw_reader(), setup.transform))
+        self._setup = setup
+        self._load = functools.partial(_load, setup.make_raw_reader(), setup.transform)
+        self._batches = setup.prefetch_batches(self._load)
         self.generation = 0
         self.fed: deque[_Fed] = deque()
 
     def seek(self, cursor: int) -> None:
-        self._batches.seek(cursor)
+        self.close()
+        self._batches = self._setup.prefetch_batches(self._load, cursor)
         self.generation += 1
 
     def close(self) -> None:
@@ -112,7 +114,8 @@ class _Source:
         """Returns signals int16 [N, C, 5000] and the tables of the draws; DALI calls it in the consumer's thread."""
         raw, tables = next(self._batches)
         self.fed.append(_Fed(self.generation, raw, tables))
-        return _as_tensor_list(raw, pinned=self._pinned), *tables
+        pinned = self._setup.device.type == "cuda"
+        return dali_module(".tensors").TensorListCPU(raw.signals, is_pinned=pinned), *tables
 
 
 def _load(read: RawReader, transform: Transform, start: int) -> tuple[RawBatch, list[npt.NDArray[Any]]]:
@@ -126,10 +129,6 @@ def _tables(draws: Draws, num_segments: int) -> list[npt.NDArray[Any]]:
     tables: list[npt.NDArray[Any]] = []
     draws.map(lambda table: tables.append(np.ascontiguousarray(table).reshape(-1, num_segments, *table.shape[1:])))
     return tables
-
-
-def _as_tensor_list(raw: RawBatch, *, pinned: bool) -> Any:
-    return dali_module(".tensors").TensorListCPU(raw.signals, is_pinned=pinned)
 
 
 def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:

@@ -1,7 +1,7 @@
 """The base class of loaders: position in the stream of crops, and state."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -13,7 +13,7 @@ from engine.data.batch import Batch
 from engine.data.buffers import to_device
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.data.reader import BatchPrefetcher, RawBatch, RawReader
+from engine.data.reader import RawBatch, RawReader, prefetch_batches
 from engine.data.transform import Transform
 from engine.options import UserError
 
@@ -76,15 +76,16 @@ class LoaderSetup:
         """Makes a reader of raw batches at any position of the stream."""
         return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
 
-    def prefetch_batches(self, load: Callable[[int], _Loaded]) -> BatchPrefetcher[_Loaded]:
-        """Makes an iterator over this rank's batches, which ``load`` makes from stream positions."""
-        return BatchPrefetcher(
+    def prefetch_batches(self, load: Callable[[int], _Loaded], cursor: int = 0) -> Generator[_Loaded, None, None]:
+        """Yields this rank's batches from a cursor on, which ``load`` makes from stream positions."""
+        return prefetch_batches(
             load,
             batch_size=self.batch_size,
             rank=self.rank,
             world_size=self.world_size,
             prefetch=self.prefetch,
             num_threads=self.num_threads,
+            cursor=cursor,
         )
 
 

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ from data_tools.recording import CROP_SAMPLES
 from engine.data.buffers import BufferPool
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.prefetch import prefetch
+from engine.prefetch import prefetch as prefetch_parts
 
 _Loaded = TypeVar("_Loaded")
 
@@ -65,60 +65,32 @@ class RawReader:
         return RawBatch(signals, rows, start)
 
 
-class BatchPrefetcher(Generic[_Loaded]):
-    """An endless iterator over this rank's batches, some of which are always being loaded ahead.
-
-    It starts at the beginning of the stream.
+def prefetch_batches(
+    load: Callable[[int], _Loaded],
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+    prefetch: int,
+    num_threads: int,
+    cursor: int = 0,
+) -> Generator[_Loaded, None, None]:
+    """Yields this rank's batches without end, while the next ones are being loaded; closing the generator ends the threads.
 
     Args:
-        load: makes a batch from the stream position of its first crop; called by several threads at once. What it raises, the
-            iterator raises in its turn.
+        load: makes a batch from the stream position of its first crop; called by several threads at once. What it raises is
+            raised here in its turn.
         batch_size: number of crops of one rank.
         rank: this process, among ``world_size``.
         world_size: number of ranks.
         prefetch: number of batches loaded ahead.
         num_threads: number of threads, each of which loads a batch of its own.
+        cursor: number of crops that all ranks together have consumed before.
     """
-
-    def __init__(
-        self,
-        load: Callable[[int], _Loaded],
-        *,
-        batch_size: int,
-        rank: int,
-        world_size: int,
-        prefetch: int,
-        num_threads: int,
-    ) -> None:
-        self._load = load
-        self._offset = rank * batch_size
-        self._step = world_size * batch_size
-        self._prefetch = prefetch
-        self._num_threads = num_threads
-        self._batches = self._start(0)
-
-    def _start(self, cursor: int) -> Generator[_Loaded, None, None]:
-        load = self._load  # the threads must not keep this object alive
-        return prefetch(
-            itertools.count(cursor + self._offset, self._step),
-            lambda start: [load(start)],
-            num_threads=self._num_threads,
-            num_ahead=self._prefetch + 1,  # the batch about to be returned is one of them
-            thread_name="crop-reader",
-        )
-
-    def seek(self, cursor: int) -> None:
-        """Continues at a cursor: a number of crops consumed by all ranks together."""
-        self._batches.close()
-        self._batches = self._start(cursor)
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> _Loaded:
-        """The next batch."""
-        return next(self._batches)
-
-    def close(self) -> None:
-        """Ends the threads, after the batches in flight."""
-        self._batches.close()
+    return prefetch_parts(
+        itertools.count(cursor + rank * batch_size, world_size * batch_size),
+        lambda start: [load(start)],
+        num_threads=num_threads,
+        num_ahead=prefetch + 1,  # the batch about to be returned is one of them
+        thread_name="crop-reader",
+    )

@@ -36,7 +36,8 @@ class TorchLoader(Loader):
         return self._make_batch(self._source.move(loaded), loaded.raw)
 
     def _seek(self, cursor: int) -> None:
-        self._batches.seek(cursor)
+        self._batches.close()
+        self._batches = self._setup.prefetch_batches(self._source.load, cursor)
 
     def _close(self) -> None:
         self._batches.close()

@@ -7,13 +7,12 @@ Legend: N pairs of this rank, C leads, T samples.
 
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.models import Encoder, EncoderOptions, EncoderOutput
+from engine.models import Encoder, EncoderOutput
 from engine.objectives.contrast import PairForm, compare, pair_loss
-from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.protocol import Objective
 from engine.options import Options
 
 
@@ -39,13 +38,7 @@ class CMSC(Objective):
     """
 
     options_class: ClassVar[type[Options]] = CMSCOptions
-
-    def __init__(self, options: CMSCOptions, encoder_options: EncoderOptions) -> None:
-        super().__init__(options, encoder_options)
-        self.options = options
-
-    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
-        """Draws nothing."""
+    options: CMSCOptions
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; segments are encoded without masking."""
@@ -63,8 +56,3 @@ class CMSC(Objective):
             constant_norms=o.constant_norms,
         )
         return pair_loss(comparison, o.form)
-
-    def flops_per_segment(self, num_tokens: int) -> float:
-        """See :class:`Objective`; there are no heads."""
-        del num_tokens
-        return 0.0

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.collectives import rank
-from engine.counter_rng import fold_key, key_at
+from engine.counter_rng import fold_key, row_keys
 from engine.models import Encoder, EncoderOptions
 from engine.options import Options, SegmentPair
 
@@ -29,7 +29,7 @@ class DrawKeys(NamedTuple):
 
     def key(self, stream: str, device: torch.device) -> Tensor:
         """Returns the key of a stream of random numbers at this step: int32 scalar on the device."""
-        return key_at(fold_key((self.seed, stream)), self.step_on(device))
+        return row_keys(fold_key((self.seed, stream)), self.step_on(device))
 
     def step_on(self, device: torch.device) -> Tensor:
         """Returns the step as an int64 scalar on the device."""
@@ -60,13 +60,13 @@ class Objective(nn.Module, ABC):
     pair: ClassVar[SegmentPair] = "adjacent"
     """Which two segments of a crop form a pair."""
 
-    @abstractmethod
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
+        del encoder_options  # for the heads of a subclass
         super().__init__()
+        self.options = options
 
-    @abstractmethod
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:
-        """Draws the random numbers for a batch of this rank, in the objective's own form.
+        """Draws the random numbers for a batch of this rank, in the objective's own form; by default none.
 
         Args:
             keys: seed, step and row in the global batch.
@@ -97,6 +97,7 @@ class Objective(nn.Module, ABC):
             step: number of the finished step, from 0.
         """
 
-    @abstractmethod
     def flops_per_segment(self, num_tokens: int) -> float:
         """Returns the FLOPs of the heads in one training step for one segment: forward once and backward twice."""
+        del num_tokens
+        return 0.0  # without heads

@@ -8,13 +8,12 @@ Legend: N pairs of this rank, C leads, T samples.
 
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from engine.models import Encoder, EncoderOptions
+from engine.models import Encoder
 from engine.objectives.contrast import compare, pair_loss
-from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.protocol import Objective
 from engine.options import Options, SegmentPair
 
 
@@ -35,21 +34,10 @@ class SimCLR(Objective):
 
     options_class: ClassVar[type[Options]] = SimCLROptions
     pair: ClassVar[SegmentPair] = "same"
-
-    def __init__(self, options: SimCLROptions, encoder_options: EncoderOptions) -> None:
-        super().__init__(options, encoder_options)
-        self.options = options
-
-    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
-        """Draws nothing."""
+    options: SimCLROptions
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; views are encoded without masking."""
         del draws
         output = encoder(segments.flatten(0, 1))
         return pair_loss(compare(output.context, patient, self.options.temperature), "ntxent")
-
-    def flops_per_segment(self, num_tokens: int) -> float:
-        """See :class:`Objective`; there are no heads."""
-        del num_tokens
-        return 0.0

@@ -15,9 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.collectives import sum_over_ranks, world_size
-from engine.models import Encoder, EncoderOptions
+from engine.models import Encoder
 from engine.objectives.contrast import Comparison, compare
-from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.protocol import Objective
 from engine.options import Options, SegmentPair
 
 
@@ -39,24 +39,13 @@ class ThreeKG(Objective):
 
     options_class: ClassVar[type[Options]] = ThreeKGOptions
     pair: ClassVar[SegmentPair] = "same"
-
-    def __init__(self, options: ThreeKGOptions, encoder_options: EncoderOptions) -> None:
-        super().__init__(options, encoder_options)
-        self.options = options
-
-    def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> None:
-        """Nothing is random here."""
+    options: ThreeKGOptions
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; the views are encoded without masking."""
         del draws
         output = encoder(segments.flatten(0, 1))
         return patient_loss(compare(output.context, patient, self.options.temperature))
-
-    def flops_per_segment(self, num_tokens: int) -> float:
-        """There is no head; see :class:`Objective`."""
-        del num_tokens
-        return 0.0
 
 
 def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:

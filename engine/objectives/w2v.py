@@ -109,10 +109,10 @@ class W2V(Objective):
     """
 
     options_class: ClassVar[type[Options]] = W2VOptions
+    options: W2VOptions
 
     def __init__(self, options: W2VOptions, encoder_options: EncoderOptions) -> None:
         super().__init__(options, encoder_options)
-        self.options = options
         self.num_features = encoder_options.feature_channels
         self.width = encoder_options.width
         self.quantizer = GumbelQuantizer(self.num_features, options.num_codebooks, options.num_codes, options.code_width)

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from data_tools import counter_rng
 from data_tools.array_ops import NUMPY_OPS
-from engine.counter_rng import fold_key, key_at, random_bits, uniform
+from engine.counter_rng import fold_key, random_bits, row_keys, uniform
 
 NUM_ROWS, NUM_COLUMNS = 1024, 512
 
 
 def numbers(seed: int = 0, stream: str = "gumbel", step: int = 0, row0: int = 0) -> Tensor:
-    key = key_at(fold_key([seed, stream]), torch.tensor(step))
+    key = row_keys(fold_key([seed, stream]), torch.tensor(step))
     return uniform(key, torch.arange(row0, row0 + NUM_ROWS), NUM_COLUMNS)
 
 
@@ -114,5 +114,5 @@ def test_negative_words_are_refused() -> None:
 
 def test_values_never_change() -> None:
     """A change here would change every recorded run."""
-    bits = random_bits(key_at(fold_key([1, 2]), torch.tensor(3)), torch.tensor([4, 5]), 3)
+    bits = random_bits(row_keys(fold_key([1, 2]), torch.tensor(3)), torch.tensor([4, 5]), 3)
     assert bits.tolist() == [[585115059, 1982629706, 1638167412], [-2035057243, 985856221, 2052389202]]

@@ -1,16 +1,17 @@
 """Prefetching batches."""
 
 import threading
+from collections.abc import Generator
 
 import numpy as np
 
 from engine.data import CropStore, SampleOrder
-from engine.data.reader import BatchPrefetcher, RawBatch, RawReader
+from engine.data.reader import RawBatch, RawReader, prefetch_batches
 
 
-def make_reader(store: CropStore, order: SampleOrder, **changes: int) -> BatchPrefetcher[RawBatch]:
-    arguments = {"batch_size": 5, "rank": 0, "world_size": 1, "prefetch": 3, "num_threads": 2, **changes}
-    return BatchPrefetcher(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
+def read_batches(store: CropStore, order: SampleOrder, **changes: int) -> Generator[RawBatch, None, None]:
+    arguments = {"batch_size": 5, "prefetch": 3, "num_threads": 2, **changes}
+    return prefetch_batches(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
 
 
 def num_reader_threads() -> int:
@@ -19,7 +20,7 @@ def num_reader_threads() -> int:
 
 def test_batches_come_in_order_with_their_rows_and_positions(store: CropStore) -> None:
     order = SampleOrder(store.num_crops, seed=3, block_size=4, window_blocks=2)
-    reader = make_reader(store, order, rank=1, world_size=3)
+    reader = read_batches(store, order, rank=1, world_size=3)
     for number in range(12):
         raw = next(reader)
         assert raw.start == number * 15 + 5
@@ -30,18 +31,16 @@ def test_batches_come_in_order_with_their_rows_and_positions(store: CropStore) -
     reader.close()
 
 
-def test_seek_forgets_what_was_read_ahead(store: CropStore) -> None:
-    reader = make_reader(store, SampleOrder(store.num_crops, seed=3))
-    next(reader)
-    reader.seek(1000)
-    assert [next(reader).start for _ in range(2)] == [1000, 1005]
+def test_batches_start_at_a_cursor(store: CropStore) -> None:
+    reader = read_batches(store, SampleOrder(store.num_crops, seed=3), rank=1, world_size=2, cursor=1000)
+    assert [next(reader).start for _ in range(2)] == [1005, 1015]
     reader.close()
 
 
 def test_threads_end_on_close_and_when_the_reader_is_gone(store: CropStore) -> None:
     order = SampleOrder(store.num_crops, seed=3)
     before = num_reader_threads()
-    closed, dropped = make_reader(store, order), make_reader(store, order)
+    closed, dropped = read_batches(store, order), read_batches(store, order)
     next(closed), next(dropped)
     assert num_reader_threads() > before
     closed.close()

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiny_model import tiny_encoder_options
 
-from engine.counter_rng import fold_key, key_at, random_bits
+from engine.counter_rng import fold_key, random_bits, row_keys
 from engine.objectives import DrawKeys, W2VOptions
 from engine.objectives.masking import counted_span_mask, masked_positions, masked_ranks, span_mask, token_weights
 from engine.objectives.w2v import W2V
 
-KEY = key_at(fold_key([1]), torch.tensor(0))
-TRIM_KEY = key_at(fold_key([2]), torch.tensor(0))
+KEY = row_keys(fold_key([1]), torch.tensor(0))
+TRIM_KEY = row_keys(fold_key([2]), torch.tensor(0))
 
 
 @pytest.mark.parametrize(("probability", "span"), [(0.065, 10), (0.2, 3), (0.5, 1)])
@@ -56,7 +56,7 @@ def test_spans_are_only_cut_off_at_the_end() -> None:
 def test_starts_of_neighboring_segments_and_steps_are_independent() -> None:
     rows = torch.arange(20_000)
     first = span_mask(KEY, rows, 30, 0.3, 1).double()
-    later = span_mask(key_at(fold_key([1]), torch.tensor(1)), rows, 30, 0.3, 1).double()
+    later = span_mask(row_keys(fold_key([1]), torch.tensor(1)), rows, 30, 0.3, 1).double()
     for a, b in ((first[:-1], first[1:]), (first[:, :-1], first[:, 1:]), (first, later)):
         correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten()]))[0, 1]
         assert correlation.abs() < 4.5 / math.sqrt(a.numel())

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from engine.counter_rng import fold_key, key_at
+from engine.counter_rng import fold_key, row_keys
 from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
 
-KEY = key_at(fold_key([2]), torch.tensor(0))
+KEY = row_keys(fold_key([2]), torch.tensor(0))
 
 
 @settings(deadline=None)
