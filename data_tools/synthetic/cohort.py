@@ -5,13 +5,14 @@ import multiprocessing
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from tqdm import tqdm
 
-from data_tools.files import atomic_write
+from data_tools.files import write_text
 from data_tools.recording import SAMPLING_RATE
 from data_tools.synthetic.patients import Patient, draw_patient
 from data_tools.synthetic.signal import simulate_recording
@@ -46,16 +47,6 @@ class CohortSummary:
     already_complete: bool
 
 
-@dataclass(frozen=True)
-class _Part:
-    """The result of one task; their sum is the summary."""
-
-    num_recordings: int
-    num_written: int
-    num_samples: int
-    labels: Counter[str]
-
-
 def _folder(out: Path, number: int) -> Path:
     """Returns the folder of a patient's recordings."""
     return out / "training" / "simulated" / f"g{1 + number // _PATIENTS_PER_FOLDER}"
@@ -74,23 +65,19 @@ def _comments(patient: Patient, age: int, labels: tuple[str, ...]) -> dict[str, 
     }
 
 
-def _write_patients(out: Path, seed: int, numbers: range) -> _Part:
-    """Writes the missing recordings of some patients."""
-    num_recordings = num_written = num_samples = 0
-    labels: Counter[str] = Counter()
-    for number in numbers:
-        patient = draw_patient(seed, number)
-        folder = _folder(out, number)
-        for plan in patient.recordings:
-            num_recordings += 1
-            num_samples += plan.num_samples
-            labels.update(plan.labels)
-            if (folder / f"{plan.name}.hea").is_file() and (folder / f"{plan.name}.mat").is_file():
-                continue
-            signal = simulate_recording(patient, plan).signal
-            write_recording(folder, plan.name, signal, SAMPLING_RATE, _comments(patient, plan.age, plan.labels))
-            num_written += 1
-    return _Part(num_recordings, num_written, num_samples, labels)
+def _write_patient(out: Path, seed: int, number: int) -> tuple[Counter[str], Counter[str]]:
+    """Writes those recordings of a patient that do not exist yet; returns counts for the summary, and of the labels."""
+    counts: Counter[str] = Counter()
+    patient = draw_patient(seed, number)
+    folder = _folder(out, number)
+    for plan in patient.recordings:
+        counts += Counter(recordings=1, samples=plan.num_samples)
+        if (folder / f"{plan.name}.hea").is_file() and (folder / f"{plan.name}.mat").is_file():
+            continue
+        signal = simulate_recording(patient, plan)[0]
+        write_recording(folder, plan.name, signal, SAMPLING_RATE, _comments(patient, plan.age, plan.labels))
+        counts["written"] += 1
+    return counts, Counter(label for plan in patient.recordings for label in plan.labels)
 
 
 def _claim(out: Path, num_patients: int, seed: int) -> None:
@@ -117,19 +104,7 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for number in range(0, num_patients, _PATIENTS_PER_FOLDER):
         _folder(out, number).mkdir(parents=True, exist_ok=True)
-    with atomic_write(marker) as file:
-        file.write((json.dumps(identity) + "\n").encode())
-
-
-def _parts(out: Path, seed: int, tasks: list[range], workers: int) -> Iterator[_Part]:
-    """Yields the results of all tasks in order, computed by a number of processes."""
-    work = partial(_write_patients, out, seed)
-    if workers == 1 or len(tasks) == 1:
-        yield from map(work, tasks)
-        return
-    # Spawned, because a forked child inherits locks held by threads that it does not have.
-    with ProcessPoolExecutor(min(workers, len(tasks)), multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(work, tasks)
+    write_text(marker, json.dumps(identity) + "\n")
 
 
 def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> CohortSummary:
@@ -153,20 +128,20 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
     for name, value, least in (("number of patients", num_patients, 1), ("seed", seed, 0), ("number of workers", workers, 1)):
         if value < least:
             raise ValueError(f"the {name} must be at least {least}, got {value}")
-    tasks = [
-        range(first, min(first + _PATIENTS_PER_TASK, num_patients)) for first in range(0, num_patients, _PATIENTS_PER_TASK)
-    ]
-    num_recordings = num_written = num_samples = 0
+    counts: Counter[str] = Counter()
     labels: Counter[str] = Counter()
+    write = partial(_write_patient, out, seed)
     try:
         _claim(out, num_patients, seed)
-        with tqdm(total=num_patients, desc="simulating", unit="patient", disable=None) as progress:
-            for task, part in zip(tasks, _parts(out, seed, tasks, workers), strict=True):
-                num_recordings += part.num_recordings
-                num_written += part.num_written
-                num_samples += part.num_samples
-                labels += part.labels
-                progress.update(len(task))
+        with ExitStack() as stack:
+            mapped: Iterator[tuple[Counter[str], Counter[str]]] = map(write, range(num_patients))
+            if min(workers, num_patients) > 1:
+                # Spawned, because a forked child inherits the locks of threads that it does not have.
+                pool = ProcessPoolExecutor(min(workers, num_patients), multiprocessing.get_context("spawn"))
+                mapped = stack.enter_context(pool).map(write, range(num_patients), chunksize=_PATIENTS_PER_TASK)
+            for own_counts, own_labels in tqdm(mapped, "simulating", num_patients, unit="patient", disable=None):
+                counts += own_counts
+                labels += own_labels
     except OSError as error:
         raise ValueError(
             f"{out}: cannot be written ({error.strerror or error}); free some space, or give another folder"
@@ -174,8 +149,8 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
     return CohortSummary(
         path=out,
         num_patients=num_patients,
-        num_recordings=num_recordings,
-        num_seconds=num_samples / SAMPLING_RATE,
+        num_recordings=counts["recordings"],
+        num_seconds=counts["samples"] / SAMPLING_RATE,
         labels=dict(labels.most_common()),
-        already_complete=num_written == 0,
+        already_complete=counts["written"] == 0,
     )

@@ -1,7 +1,5 @@
 """One simulated recording: beats of the heart vector, breathing, noise, and the 12 leads in microvolt."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,19 +12,6 @@ from data_tools.vcg import DOWER, FloatArray
 
 # A beat is evaluated from this long before the onset of its QRS to this long after it, seconds.
 _BEFORE_S, _AFTER_S = 0.40, 0.75
-
-
-@dataclass(frozen=True)
-class SimulatedRecording:
-    """A recording and the truth behind it.
-
-    Attributes:
-        signal: int16 [12, T] microvolt, in the order of LEADS.
-        beats: the beats; some lie before the first sample or after the last.
-    """
-
-    signal: NDArray[np.int16]
-    beats: Beats
 
 
 def _draw_beats(rng: np.random.Generator, patient: Patient, plan: RecordingPlan) -> Beats:
@@ -125,8 +110,13 @@ def twelve_leads(independent: FloatArray) -> NDArray[np.int16]:
     return whole
 
 
-def simulate_recording(patient: Patient, plan: RecordingPlan) -> SimulatedRecording:
-    """Simulates one recording of a patient; the same plan gives the same signal, bit for bit."""
+def simulate_recording(patient: Patient, plan: RecordingPlan) -> tuple[NDArray[np.int16], Beats]:
+    """Simulates one recording of a patient; the same plan gives the same signal, bit for bit.
+
+    Returns:
+        The signal, int16 [12, T] microvolt, in the order of LEADS; and its beats, some of which lie before the first sample or
+        after the last.
+    """
     rng = generator(*plan.entropy)
     beats = _draw_beats(rng, patient, plan)
     seconds = np.arange(plan.num_samples) / SAMPLING_RATE
@@ -135,4 +125,4 @@ def simulate_recording(patient: Patient, plan: RecordingPlan) -> SimulatedRecord
         vector += fibrillatory_waves(rng, patient.anatomy.fibrillation, seconds)
     vector = _moved_by_breath(vector, rng, plan.breathing.at(seconds))
     independent = DOWER @ rotation(plan.orientation) @ vector + _noise(rng, plan.breathing, seconds)
-    return SimulatedRecording(twelve_leads(independent), beats)
+    return twelve_leads(independent), beats

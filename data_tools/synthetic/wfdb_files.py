@@ -4,25 +4,14 @@ The `.mat` is a MATLAB level 4 file of one int16 matrix `val` [12, T]: a header 
 column, so all leads of the first instant first. To WFDB it is format 16 with an offset of 24 bytes.
 """
 
-import struct
 from pathlib import Path
 
 import numpy as np
+import scipy.io
 from numpy.typing import NDArray
 
-from data_tools.files import atomic_write
+from data_tools.files import atomic_write, write_text
 from data_tools.leads import LEADS
-
-# Level 4 header: type (little-endian, int16, full matrix), rows, columns, no imaginary part, length of the name.
-_MAT_HEADER = struct.Struct("<5i4s")
-_MAT_TYPE_INT16 = 30
-
-
-def mat_bytes(signal: NDArray[np.int16]) -> bytes:
-    """The bytes of the `.mat` file of a signal int16 [12, T]."""
-    num_leads, num_samples = signal.shape
-    header = _MAT_HEADER.pack(_MAT_TYPE_INT16, num_leads, num_samples, 0, len(b"val\0"), b"val\0")
-    return header + np.ascontiguousarray(signal.T, dtype="<i2").tobytes()
 
 
 def header_text(name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> str:
@@ -56,7 +45,6 @@ def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling
     Raises:
         OSError: the folder cannot be written or the disk is full.
     """
-    header = header_text(name, signal, sampling_rate, comments).encode("ascii")
-    for suffix, content in ((".mat", mat_bytes(signal)), (".hea", header)):
-        with atomic_write(folder / f"{name}{suffix}") as file:
-            file.write(content)
+    with atomic_write(folder / f"{name}.mat") as file:
+        scipy.io.savemat(file, {"val": signal}, format="4")
+    write_text(folder / f"{name}.hea", header_text(name, signal, sampling_rate, comments))

@@ -24,7 +24,7 @@ def test_a_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     model, back = tmp_path / "model", tmp_path / "back.pt"
     assert main(["fairseq", str(checkpoint), str(model), "--normalization", "zscore_per_lead"]) == 0
     captured = capsys.readouterr()
-    assert captured.out == f"written: {model}\n"
+    assert captured.out == f"wrote {model}\n"
     assert "ignored: extra_state" in captured.err
     assert main(["to-fairseq", str(model), str(back)]) == 0
     assert back.is_file()

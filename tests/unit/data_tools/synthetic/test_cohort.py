@@ -63,7 +63,7 @@ def test_another_seed_gives_other_signals(written: Path, tmp_path: Path) -> None
 def test_wfdb_and_scipy_read_what_was_simulated(written: Path) -> None:
     patient = draw_patient(3, 0)
     plan = patient.recordings[0]
-    signal = simulate_recording(patient, plan).signal
+    signal = simulate_recording(patient, plan)[0]
     path = written / "training" / "simulated" / "g1" / plan.name
     record = wfdb.rdrecord(str(path), physical=False)
     np.testing.assert_array_equal(record.d_signal.T, signal)

@@ -50,9 +50,7 @@ def cohort() -> tuple[Simulated, ...]:
     found = []
     for number in range(NUM_PATIENTS):
         patient = draw_patient(7, number)
-        for plan in patient.recordings:
-            recording = simulate_recording(patient, plan)
-            found.append(Simulated(patient, plan, recording.signal, recording.beats))
+        found += [Simulated(patient, plan, *simulate_recording(patient, plan)) for plan in patient.recordings]
     return tuple(found)
 
 
