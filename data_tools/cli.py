@@ -216,8 +216,8 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _plot(options: argparse.Namespace) -> int:
-    from data_tools.gallery import plot_gallery
     from data_tools.plot.crop import plot_crop
+    from data_tools.plot.gallery import plot_gallery
     from data_tools.shards.dataset import Dataset
 
     if options.seed is not None and not options.augment:

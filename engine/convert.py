@@ -50,8 +50,8 @@ def _make_parser() -> argparse.ArgumentParser:
             command.add_argument(
                 "--normalization",
                 choices=("none", "zscore_per_lead"),
-                help="normalization of the training inputs, which a checkpoint does not record: none (as in the paper; default) "
-                "or zscore_per_lead (ECG-FM)",
+                help="normalization of the training inputs, which a checkpoint does not record: none (the paper; default) or "
+                "zscore_per_lead (ECG-FM)",
             )
             command.add_argument("--leads", metavar="I,II,...", help="the model's leads in order; required for fewer than 12")
             command.add_argument(

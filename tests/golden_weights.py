@@ -9,7 +9,10 @@ from torch import Tensor
 from engine.interop.fairseq_keys import key_table, to_ours
 from engine.models import Encoder, EncoderOptions
 from engine.models.feature_encoder import FeatureNorm
-from engine.objectives import W2VCMSC, CMSCOptions, PretrainingModel, W2VCMSCOptions, W2VDraws, W2VOptions
+from engine.objectives import PretrainingModel, W2VOptions
+from engine.objectives.cmsc import CMSCOptions
+from engine.objectives.w2v import W2VDraws
+from engine.objectives.w2v_cmsc import W2VCMSC, W2VCMSCOptions
 
 GOLDEN = Path(__file__).parent / "golden"
 NUM_BLOCKS = 2

@@ -4,15 +4,11 @@ import torch
 from torch import Tensor
 
 from engine.models import Encoder, EncoderOptions
-from engine.objectives import (
-    OBJECTIVES,
-    CMSCOptions,
-    PretrainingModel,
-    SimCLROptions,
-    ThreeKGOptions,
-    W2VCMSCOptions,
-    W2VOptions,
-)
+from engine.objectives import OBJECTIVES, PretrainingModel, W2VOptions
+from engine.objectives.cmsc import CMSCOptions
+from engine.objectives.simclr import SimCLROptions
+from engine.objectives.three_kg import ThreeKGOptions
+from engine.objectives.w2v_cmsc import W2VCMSCOptions
 from engine.options import Options
 
 _W2V = {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}

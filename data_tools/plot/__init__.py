@@ -1,1 +1,1 @@
-"""Plots of crops on ECG paper."""
+"""Drawings: ECG paper, a crop on it, and the gallery of augmentations."""

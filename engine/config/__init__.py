@@ -7,35 +7,10 @@ loading.py    reads files and overrides
 printing.py   writes a configuration as commented YAML
 """
 
-from engine.config.base import (
-    CheckpointOptions,
-    LoggingOptions,
-    OptimizerOptions,
-    ParameterGroup,
-    RunComputeOptions,
-    RunConfig,
-    TrainOptions,
-    ValidationOptions,
-    ZeroOptions,
-)
+from engine.config.base import OptimizerOptions, ParameterGroup, RunConfig
 from engine.config.loading import load_config
 from engine.config.pretrain import PretrainConfig
 from engine.config.printing import to_yaml
-from engine.config.schedules import SCHEDULES, Schedule
+from engine.config.schedules import SCHEDULES
 
-__all__ = [
-    "SCHEDULES",
-    "CheckpointOptions",
-    "LoggingOptions",
-    "OptimizerOptions",
-    "ParameterGroup",
-    "PretrainConfig",
-    "RunComputeOptions",
-    "RunConfig",
-    "Schedule",
-    "TrainOptions",
-    "ValidationOptions",
-    "ZeroOptions",
-    "load_config",
-    "to_yaml",
-]
+__all__ = ["SCHEDULES", "OptimizerOptions", "ParameterGroup", "PretrainConfig", "RunConfig", "load_config", "to_yaml"]

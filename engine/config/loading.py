@@ -20,13 +20,6 @@ from engine.config.strict_yaml import parse_yaml
 from engine.options import Options, UserError
 
 _Config = TypeVar("_Config", bound=RunConfig)
-# Keys of earlier development versions whose new names are not similar.
-_RENAMED = {
-    "optimizer.warmup_steps": "optimizer.schedule.warmup_steps",
-    "train.validate_every": "validation.every_steps",
-    "train.validation_batches": "validation.max_batches",
-}
-
 # Far beyond any configuration: a foreign file is refused instead of read into memory.
 _MAX_BYTES = 1_000_000
 
@@ -170,8 +163,8 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
     if kind == "extra_forbidden":
         parent, _, key = path.rpartition(".")
         elsewhere = [place for place in _all_keys(config_class, values) if place.rpartition(".")[2] == key]
-        if path in _RENAMED or elsewhere:
-            return f"no such key; did you mean '{_RENAMED.get(path) or elsewhere[0]}'?"
+        if elsewhere:
+            return f"no such key; did you mean '{elsewhere[0]}'?"
         return f"no such key{_suggest(key, _fields(config_class, mistake['loc'][:-1]), parent)}"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         known = [str(choice.model_fields["name"].default) for choice in _candidates(config_class, mistake["loc"])]

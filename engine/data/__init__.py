@@ -8,12 +8,12 @@ import logging
 
 import torch
 
-from data_tools.augmentations import AugmentationOptions, make_augmentations
+from data_tools.augmentations import make_augmentations
 from data_tools.augmentations.chain import AugmentationChain
 from engine.data.batch import Batch, random_batch
 from engine.data.crops import CropStore
 from engine.data.dali_loader import DaliLoader, is_dali_installed
-from engine.data.loader import Loader, LoaderSetup, LoaderStateError
+from engine.data.loader import Loader, LoaderSetup
 from engine.data.options import DataOptions, find_leads
 from engine.data.order import SampleOrder
 from engine.data.torch_loader import TorchLoader
@@ -89,12 +89,10 @@ def best_loader(device: torch.device) -> str:
 
 __all__ = [
     "LOADERS",
-    "AugmentationOptions",
     "Batch",
     "CropStore",
     "DataOptions",
     "Loader",
-    "LoaderStateError",
     "SampleOrder",
     "best_loader",
     "find_leads",

@@ -31,18 +31,10 @@ class SampleOrder:
         seed: the run's seed.
         block_size: number of adjacent crops that stay together in the first step.
         window_blocks: number of blocks whose crops are mixed in the second step.
-
-    Raises:
-        ValueError: a count is not positive, or the seed is negative.
     """
 
     def __init__(self, num_samples: int, seed: int, block_size: int = 256, window_blocks: int = 16) -> None:
-        counts = {"num_samples": num_samples, "block_size": block_size, "window_blocks": window_blocks}
-        for name, count in counts.items():
-            if count < 1:
-                raise ValueError(f"{name} must be at least 1, got {count}")
-        if seed < 0:
-            raise ValueError(f"the seed must not be negative, got {seed}")
+        assert min(num_samples, block_size, window_blocks) > 0, f"unexpected {num_samples}, {block_size}, {window_blocks}"
         self.num_samples = num_samples
         self.seed = seed
         self.block_size = block_size
@@ -57,8 +49,6 @@ class SampleOrder:
         Returns:
             int64 [count], row numbers in [0, num_samples).
         """
-        if start < 0 or count < 0:
-            raise ValueError(f"stream positions must not be negative, got start {start} and count {count}")
         pieces = []
         end = start + count
         while start < end:

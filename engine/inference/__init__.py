@@ -7,19 +7,6 @@ run.py          embeds an input into a file
 """
 
 from engine.inference.embedder import Embedder
-from engine.inference.inputs import Crop, Input, Progress, Skipped, open_input
-from engine.inference.run import Summary, check_output, embed_input
-from engine.inference.store import EmbeddingStore
+from engine.inference.run import check_output, embed_input
 
-__all__ = [
-    "Crop",
-    "Embedder",
-    "EmbeddingStore",
-    "Input",
-    "Progress",
-    "Skipped",
-    "Summary",
-    "check_output",
-    "embed_input",
-    "open_input",
-]
+__all__ = ["Embedder", "check_output", "embed_input"]

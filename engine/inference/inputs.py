@@ -54,13 +54,6 @@ class Skipped:
 
 
 @dataclass(frozen=True)
-class Progress:
-    """A number of units of progress that are done."""
-
-    count: int
-
-
-@dataclass(frozen=True)
 class Input:
     """An input in parts that threads may read concurrently.
 
@@ -68,14 +61,14 @@ class Input:
         total: number of units of progress.
         unit: name of the unit, such as "crop".
         parts: iterates over the parts, including what is skipped without reading.
-        read: reads a part.
+        read: reads a part; yields None for each unit of progress that is done.
         close: releases resources.
     """
 
     total: int
     unit: str
     parts: Callable[[], Iterator[Any]]
-    read: Callable[[Any], Iterator[Crop | Skipped | Progress]]
+    read: Callable[[Any], Iterator[Crop | Skipped | None]]
     close: Callable[[], None]
 
 
@@ -116,7 +109,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
                 for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
                     yield batch.to_pylist()
 
-    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | Progress]:
+    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | None]:
         for row in rows:
             shard = path / SHARDS_FOLDER / row["shard"]
             try:
@@ -126,7 +119,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
             except ValueError as error:
                 raise DatasetError(f"{error}; see `ecg-data verify {path}`") from None
             yield Crop(row["key"], signal, row["num_valid_samples"], tuple(row["leads"]))
-            yield Progress(1)
+            yield None
 
     return Input(total, "crop", parts, read, close=lambda: None)
 
@@ -142,7 +135,7 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
         for _, file in listing.distinct():
             yield file
 
-    def read(part: RecordingFile | Skipped) -> Iterator[Crop | Skipped | Progress]:
+    def read(part: RecordingFile | Skipped) -> Iterator[Crop | Skipped | None]:
         if isinstance(part, Skipped):
             yield part
         else:
@@ -152,6 +145,6 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
                 yield Crop(crop_key(recording, crop), crop.signal, crop.num_valid_samples, recording.leads)
             for reason in skip_reasons.reasons(num_crops):
                 yield Skipped(printable(part.location), reason)
-        yield Progress(1)
+        yield None
 
     return Input(len(listing), "rec", parts, read, listing.close)

@@ -70,7 +70,7 @@ def embed_input(
     with (
         _scratch_folder(out) as scratch,
         closing(open_input(path, split, scratch)) as source,
-        EmbeddingStore(scratch, embedder.num_segments, embedder.width) as store,
+        closing(EmbeddingStore(scratch, embedder.num_segments, embedder.width)) as store,
     ):
         summary = _fill(store, embedder, source, batch_size, num_threads)
         for where, reason in store.skipped():
@@ -142,6 +142,6 @@ def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: 
             elif isinstance(item, Skipped):
                 skip(item.where, item.reason)
             else:
-                bar.update(item.count)
+                bar.update()
         embed_batch()
     return summary

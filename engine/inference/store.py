@@ -8,8 +8,7 @@ import sqlite3
 import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +21,7 @@ _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
 
 class EmbeddingStore:
-    """Embeddings of crops by key, and what could not be embedded; a context manager.
+    """Embeddings of crops by key, and what could not be embedded.
 
     Args:
         folder: folder for temporary files.
@@ -43,10 +42,8 @@ class EmbeddingStore:
         self._database.execute("CREATE TABLE skipped (location TEXT, reason TEXT)")
         self._num_crops = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def close(self) -> None:
+        """Closes the temporary files."""
         self._values.close()
         self._database.close()
 

@@ -3,7 +3,6 @@
 import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,19 +56,15 @@ def import_fairseq(
     """
     check_new_folder(folder)
     content = read_torch_file(checkpoint)
-    weights = _read_weights(checkpoint, content)
+    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping) or content.get("cfg") is None:
+        raise UserError(f"{checkpoint}: not a checkpoint of fairseq-signals, which contains 'cfg' and 'model'")
+    weights = plain_tensors(f"{checkpoint}: model", content["model"])
     model = read_cfg(str(checkpoint), content["cfg"])
     notes = [f"ignored: {key} (not part of the model)" for key in content if key not in {"cfg", "model"}]
     config, assumed = _make_config(checkpoint, model, weights, normalization, leads, labels)
     tensors, ignored = _convert_weights(str(checkpoint), model, config, weights)
     save_model(folder, config, tensors)
     return notes + ignored + assumed
-
-
-def _read_weights(checkpoint: Path, content: Any) -> dict[str, Tensor]:
-    if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping) or content.get("cfg") is None:
-        raise UserError(f"{checkpoint}: not a checkpoint of fairseq-signals, which contains 'cfg' and 'model'")
-    return plain_tensors(f"{checkpoint}: model", content["model"])
 
 
 def _make_config(
@@ -150,14 +145,13 @@ def _label_names(checkpoint: Path, model: OfficialModel, weights: Mapping[str, T
         return tuple(f"label_{i}" for i in range(number))
     try:
         lines = labels.read_text(encoding="utf-8-sig").splitlines()
-        rows = list(csv.DictReader(lines)) if labels.suffix.lower() == ".csv" else None
+        if labels.suffix.lower() == ".csv":
+            lines = [row["name"] or "" for row in csv.DictReader(lines)]
+    except KeyError:
+        raise UserError(f"{labels}: a CSV file of labels needs a column 'name'") from None
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         reason = "not UTF-8" if isinstance(error, UnicodeDecodeError) else getattr(error, "strerror", None) or error
         raise UserError(f"{labels}: cannot be read ({reason})") from None
-    if rows is not None:
-        if any("name" not in row for row in rows):
-            raise UserError(f"{labels}: a CSV file of labels needs a column 'name'")
-        lines = [row["name"] or "" for row in rows]
     names = tuple(line.strip() for line in lines if line.strip())
     if len(names) != number or len(set(names)) != number:
         raise UserError(f"{labels}: expected {number} distinct labels for {checkpoint}, got {len(set(names))}")

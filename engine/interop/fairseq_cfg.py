@@ -4,7 +4,7 @@ The official implementation is fairseq-signals (https://github.com/Jwoo5/fairseq
 a nested dict; missing keys have the defaults of the official configuration classes. Nothing in it is evaluated.
 """
 
-import re
+import ast
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,8 +40,6 @@ _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
 _FINE_TUNING_DEFAULTS: Final = {"dropout": 0.0, "attention_dropout": 0.0, "dropout_input": 0.0, "feature_grad_mult": 0.0}
 
 _MAX_BLOCKS = 64
-_TUPLE = r"\( *\d{1,6} *, *\d{1,6} *, *\d{1,6} *,? *\)"
-_TERM = re.compile(rf" *(\[ *{_TUPLE}(?: *, *{_TUPLE})* *,? *\])(?: *\* *(\d{{1,2}}))? *(\+|$)")
 
 
 def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
@@ -53,29 +51,29 @@ def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
     Raises:
         ValueError: anything else.
     """
-    layers = list(_parse_sum(value)) if isinstance(value, str) else value
+    layers = _parse_sum(value) if isinstance(value, str) else value
     try:
         triples = [(channels, kernel, stride) for channels, kernel, stride in layers]
     except (TypeError, ValueError):
         triples = []
-    if not triples or any(type(number) is not int for triple in triples for number in triple):
+    if not triples or any(type(number) is not int or number < 0 for triple in triples for number in triple):
         raise ValueError(f"{shorten(value)} is not a list of integers (channels, kernel, stride)")
     if len(triples) > _MAX_BLOCKS:
         raise ValueError(f"expected at most {_MAX_BLOCKS} convolutions, got {len(triples)}")
     return triples
 
 
-def _parse_sum(text: str) -> Iterator[tuple[int, ...]]:
-    position, more = 0, True
-    while more:
-        match = _TERM.match(text, position) if len(text) < 10_000 else None
-        if match is None:
-            raise ValueError(
-                f"{shorten(text)} is not [(channels, kernel, stride), ...] * number; expressions are not evaluated"
-            )
-        numbers = [int(digits) for digits in re.findall(r"\d+", match[1])]
-        yield from list(zip(numbers[::3], numbers[1::3], numbers[2::3], strict=True)) * int(match[2] or 1)
-        position, more = match.end(), match[3] == "+"
+def _parse_sum(text: str) -> list[Any]:
+    layers: list[Any] = []
+    try:
+        for term in text.split("+"):
+            literal, _, number = term.partition("*")
+            layers += ast.literal_eval(literal.strip()) * min(int(number or 1), _MAX_BLOCKS + 1)
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        raise ValueError(
+            f"{shorten(text)} is not [(channels, kernel, stride), ...] * number; expressions are not evaluated"
+        ) from None
+    return layers
 
 
 def _parse_temperatures(value: Any) -> tuple[float, float, float]:

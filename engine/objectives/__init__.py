@@ -12,13 +12,13 @@ masking.py      span masks
 negatives.py    negatives of the local objective, as multiplicities
 """
 
-from engine.objectives.cmsc import CMSC, CMSCOptions
+from engine.objectives.cmsc import CMSC
 from engine.objectives.pretraining import PretrainingModel
 from engine.objectives.protocol import DrawKeys, Objective
-from engine.objectives.simclr import SimCLR, SimCLROptions
-from engine.objectives.three_kg import ThreeKG, ThreeKGOptions
-from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
-from engine.objectives.w2v_cmsc import W2VCMSC, W2VCMSCOptions
+from engine.objectives.simclr import SimCLR
+from engine.objectives.three_kg import ThreeKG
+from engine.objectives.w2v import W2V, W2VOptions
+from engine.objectives.w2v_cmsc import W2VCMSC
 
 OBJECTIVES: dict[str, type[Objective]] = {
     "w2v": W2V,
@@ -29,20 +29,4 @@ OBJECTIVES: dict[str, type[Objective]] = {
 }
 """Name in a configuration -> class; the class names its options (``options_class``)."""
 
-__all__ = [
-    "CMSC",
-    "OBJECTIVES",
-    "W2V",
-    "W2VCMSC",
-    "CMSCOptions",
-    "DrawKeys",
-    "Objective",
-    "PretrainingModel",
-    "SimCLR",
-    "SimCLROptions",
-    "ThreeKG",
-    "ThreeKGOptions",
-    "W2VCMSCOptions",
-    "W2VDraws",
-    "W2VOptions",
-]
+__all__ = ["OBJECTIVES", "DrawKeys", "Objective", "PretrainingModel", "W2VOptions"]

@@ -24,9 +24,9 @@ from data_tools.augmentations import AugmentationOptions, make_augmentations
 from data_tools.augmentations.chain import AugmentationChain
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
-from engine.data import Batch, CropStore, DataOptions, Loader, LoaderStateError, SampleOrder, make_loader
+from engine.data import Batch, CropStore, DataOptions, Loader, SampleOrder, make_loader
 from engine.data.dali_loader import is_dali_installed
-from engine.data.loader import STATE_VERSION
+from engine.data.loader import STATE_VERSION, LoaderStateError
 from engine.data.transform import Draws, Transform
 from engine.options import SegmentPair
 

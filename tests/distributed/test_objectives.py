@@ -7,7 +7,8 @@ from tiny_model import EVERY_OBJECTIVE, random_batch, tiny_model
 from torch import Tensor
 
 from engine.collectives import gather_ranks, min_over_ranks, rank, sum_over_ranks, world_size
-from engine.objectives import W2VCMSC, DrawKeys
+from engine.objectives import DrawKeys
+from engine.objectives.w2v_cmsc import W2VCMSC
 
 OWN_RANK = "w2v_cmsc-official"  # its global loss uses negatives of its own rank only
 CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]

@@ -136,7 +136,6 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("data.leads=6", ["data.leads: no such key", "did you mean 'leads'"]),
         ("lead=6", ["lead: no such key", "did you mean 'leads'"]),
         ("train.attention=plain", ["train.attention: no such key", "did you mean 'compute.attention'"]),
-        ("train.validate_every=5", ["did you mean 'validation.every_steps'"]),
         ("data.leads=6", ["did you mean 'leads'"]),
         ("leads=7", ["'leads=7'", "no combination of 7 leads"]),
         (

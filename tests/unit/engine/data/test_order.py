@@ -1,7 +1,6 @@
 """The sample order: world sizes are values here, no process is started."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -128,22 +127,3 @@ def test_ten_million_crops_need_little_memory() -> None:
     assert len(np.unique(last[:64])) == 64
     blocks, starts = order._epoch(0)
     assert blocks.nbytes + starts.nbytes < 1_000_000
-
-
-@pytest.mark.parametrize(
-    ("arguments", "word"),
-    [
-        ({"num_samples": 0, "seed": 1}, "num_samples"),
-        ({"num_samples": 5, "seed": -1}, "seed"),
-        ({"num_samples": 5, "seed": 1, "block_size": 0}, "block_size"),
-        ({"num_samples": 5, "seed": 1, "window_blocks": 0}, "window_blocks"),
-    ],
-)
-def test_nonsense_is_refused(arguments: dict[str, int], word: str) -> None:
-    with pytest.raises(ValueError, match=word):
-        SampleOrder(**arguments)
-
-
-def test_negative_positions_are_refused() -> None:
-    with pytest.raises(ValueError, match="-3"):
-        SampleOrder(10, 1).indices(-3, 2)

@@ -11,7 +11,8 @@ from saved_model import save_tiny_encoder
 
 from data_tools.leads import LEADS
 from engine.device import Precision
-from engine.inference import Crop, Embedder
+from engine.inference import Embedder
+from engine.inference.inputs import Crop
 from engine.models import load
 from engine.options import UserError
 

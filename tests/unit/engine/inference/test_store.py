@@ -2,6 +2,7 @@
 
 import tracemalloc
 import zipfile
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.inference import EmbeddingStore
+from engine.inference.store import EmbeddingStore
 
 _KEY = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), min_size=1)
 _KEYS = st.lists(_KEY, unique=True, max_size=20)
@@ -27,7 +28,7 @@ def fill(store: EmbeddingStore, keys: list[str], batch_size: int, shape: tuple[i
 @given(keys=_KEYS, batch_size=st.integers(1, 7))
 def test_the_file_is_sorted_by_key(tmp_path_factory: pytest.TempPathFactory, keys: list[str], batch_size: int) -> None:
     folder = tmp_path_factory.mktemp("store")
-    with EmbeddingStore(folder, 2, 3) as store:
+    with closing(EmbeddingStore(folder, 2, 3)) as store:
         values = fill(store, keys, batch_size)
         store.write(folder / "out.npz")
         assert len(store) == len(keys)
@@ -42,7 +43,7 @@ def test_the_file_is_sorted_by_key(tmp_path_factory: pytest.TempPathFactory, key
 
 def test_more_than_a_block(tmp_path: Path) -> None:
     keys = [f"key-{number}" for number in np.random.default_rng(0).permutation(1000)]
-    with EmbeddingStore(tmp_path, 2, 3) as store:
+    with closing(EmbeddingStore(tmp_path, 2, 3)) as store:
         values = fill(store, keys, 64)
         store.write(tmp_path / "out.npz")
     with np.load(tmp_path / "out.npz") as loaded:
@@ -51,7 +52,7 @@ def test_more_than_a_block(tmp_path: Path) -> None:
 
 
 def test_missing_segments_stay_nan(tmp_path: Path) -> None:
-    with EmbeddingStore(tmp_path, 2, 3) as store:
+    with closing(EmbeddingStore(tmp_path, 2, 3)) as store:
         values = np.full((1, 2, 3), np.nan, dtype=np.float32)
         values[0, 0] = 1
         store.add(["a"], values, np.array([1]))
@@ -64,7 +65,7 @@ def test_bytes_do_not_depend_on_the_order_of_addition(tmp_path: Path) -> None:
     for name, order in (("a", [0, 1, 2]), ("b", [2, 0, 1])):
         folder = tmp_path / name
         folder.mkdir()
-        with EmbeddingStore(folder, 1, 2) as store:
+        with closing(EmbeddingStore(folder, 1, 2)) as store:
             for place in order:
                 store.add([f"key-{place}"], np.full((1, 1, 2), place, np.float32), np.array([1]))
             store.write(tmp_path / f"{name}.npz")
@@ -74,14 +75,14 @@ def test_bytes_do_not_depend_on_the_order_of_addition(tmp_path: Path) -> None:
 
 
 def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
-    with EmbeddingStore(tmp_path, 1, 1) as store:
+    with closing(EmbeddingStore(tmp_path, 1, 1)) as store:
         store.add(["a", "b"], np.zeros((2, 1, 1), np.float32), np.array([1, 1]))
         with pytest.raises(ValueError, match=r"duplicate key.*b"):
             store.add(["b"], np.zeros((1, 1, 1), np.float32), np.array([1]))
 
 
 def test_skipped_recordings_are_in_order(tmp_path: Path) -> None:
-    with EmbeddingStore(tmp_path, 1, 1) as store:
+    with closing(EmbeddingStore(tmp_path, 1, 1)) as store:
         store.add_skipped("b", "NaN")
         store.add_skipped("a", "flat")
         assert list(store.skipped()) == [("b", "NaN"), ("a", "flat")]
@@ -95,7 +96,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    with EmbeddingStore(tmp_path / "scratch", 1, 1) as store:
+    with closing(EmbeddingStore(tmp_path / "scratch", 1, 1)) as store:
         store.add(["a"], np.zeros((1, 1, 1), np.float32), np.array([1]))
         monkeypatch.setattr("engine.inference.store.os.preadv", full)
         with pytest.raises(OSError, match="No space left"):
@@ -109,7 +110,7 @@ def test_memory_does_not_grow_with_the_number_of_crops(tmp_path: Path) -> None:
         folder = tmp_path / str(num_crops)
         folder.mkdir()
         tracemalloc.start()
-        with EmbeddingStore(folder, 2, 64) as store:
+        with closing(EmbeddingStore(folder, 2, 64)) as store:
             for start in range(0, num_crops, 100):
                 keys = [f"key-{number}" for number in range(start, start + 100)]
                 store.add(keys, np.zeros((100, 2, 64), np.float32), np.full(100, 2))

@@ -9,7 +9,7 @@ from tiny_model import tiny_encoder_options
 from torch import Tensor
 
 from engine.models import EncoderOutput
-from engine.objectives import CMSC, CMSCOptions
+from engine.objectives.cmsc import CMSC, CMSCOptions
 from engine.objectives.contrast import Comparison, PairForm, pair_candidates
 
 FORMS: list[PairForm] = ["ntxent", "symmetric"]

@@ -7,9 +7,9 @@ from golden_weights import GOLDEN, golden_draws, golden_model, load_golden, nega
 from torch import Tensor
 
 from engine.models.feature_encoder import FeatureNorm
-from engine.objectives import W2VCMSC
 from engine.objectives.contrast import compare, pair_loss
 from engine.objectives.three_kg import patient_loss
+from engine.objectives.w2v_cmsc import W2VCMSC
 
 TOLERANCE = 1e-5
 NORMS = ["group_norm", "layer_norm"]

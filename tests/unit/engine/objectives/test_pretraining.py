@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
 
 from engine.models import Encoder, EncoderOptions
-from engine.objectives import OBJECTIVES, PretrainingModel, W2VCMSCOptions
+from engine.objectives import OBJECTIVES, PretrainingModel
+from engine.objectives.w2v_cmsc import W2VCMSCOptions
 
 
 def gradient(model: PretrainingModel) -> Tensor:

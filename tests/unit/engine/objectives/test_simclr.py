@@ -5,7 +5,7 @@ import reference_losses
 import torch
 from tiny_model import random_batch, tiny_model
 
-from engine.objectives import SimCLR
+from engine.objectives.simclr import SimCLR
 
 
 @pytest.mark.parametrize("num_pairs", [1, 2, 5])

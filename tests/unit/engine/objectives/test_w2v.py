@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models import EncoderOutput
-from engine.objectives import W2V, DrawKeys, W2VDraws, W2VOptions
-from engine.objectives.w2v import gumbel_temperature, perplexity
+from engine.objectives import DrawKeys, W2VOptions
+from engine.objectives.w2v import W2V, W2VDraws, gumbel_temperature, perplexity
 
 TAU = 0.1
 

@@ -3,7 +3,7 @@
 import torch
 
 from engine.config import PretrainConfig
-from engine.objectives import CMSC
+from engine.objectives.cmsc import CMSC
 from engine.tasks import PretrainingTask
 
 CONFIG = {

@@ -10,9 +10,9 @@ from PIL import Image
 
 from data_tools.augmentations import AugmentationOptions
 from data_tools.cli import main
-from data_tools.gallery import gallery_figure, make_panels
 from data_tools.leads import LEADS
 from data_tools.plot.ecg_paper import baselines
+from data_tools.plot.gallery import gallery_figure, make_panels
 from data_tools.shards.dataset import Dataset
 from engine.data import CropStore, DataOptions, SampleOrder, make_loader
 
