@@ -6,8 +6,7 @@ from torch import Tensor
 from engine.models import Encoder, EncoderOptions
 from engine.objectives import OBJECTIVES, PretrainingModel, W2VOptions
 from engine.objectives.cmsc import CMSCOptions
-from engine.objectives.simclr import SimCLROptions
-from engine.objectives.three_kg import ThreeKGOptions
+from engine.objectives.contrast import TemperatureOptions
 from engine.objectives.w2v_cmsc import W2VCMSCOptions
 from engine.options import Options
 
@@ -25,8 +24,8 @@ EVERY_OBJECTIVE: dict[str, tuple[str, Options]] = {
     "w2v_cmsc": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V))),
     "w2v_cmsc-symmetric": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V), cmsc=_SYMMETRIC)),
     "w2v_cmsc-official": ("w2v_cmsc", W2VCMSCOptions(w2v=_FIXED_COUNT, cmsc=_OFFICIAL)),
-    "simclr": ("simclr", SimCLROptions()),
-    "3kg": ("3kg", ThreeKGOptions()),
+    "simclr": ("simclr", TemperatureOptions()),
+    "3kg": ("3kg", TemperatureOptions()),
 }
 
 NO_DROPOUT = {"feature_dropout": 0.0, "input_dropout": 0.0, "dropout": 0.0, "attention_dropout": 0.0}

@@ -53,7 +53,7 @@ def make_loader(
         pair: which segments of a crop a sample holds.
 
     Raises:
-        UserError: the device does not exist, the loader is not installed, or numbers contradict each other.
+        UserError: the device does not exist, or the loader is not installed.
         ValueError: an augmentation cannot be applied to these leads.
     """
     device = torch.device(device)

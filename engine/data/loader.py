@@ -27,20 +27,11 @@ class LoaderStateError(UserError):
 
 @dataclass(frozen=True)
 class LoaderSetup:
-    """Everything a loader is made from.
+    """What a loader is made from; see :func:`engine.data.make_loader` and :class:`engine.data.DataOptions`.
 
     Attributes:
-        store: the crops.
-        order: their order.
-        seed: the run's seed; must equal ``order.seed``.
-        batch_size: number of crops in a batch of one rank.
-        rank: this process, among ``world_size``.
-        world_size: number of ranks.
-        device: device of the batches.
         leads: rows of the leads in a crop, see :func:`engine.data.options.find_leads`.
         transform: what is done to the crops.
-        prefetch: number of batches loaded ahead.
-        num_threads: number of threads that read and, on a CPU, transform.
     """
 
     store: CropStore
@@ -56,19 +47,9 @@ class LoaderSetup:
     num_threads: int
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1 or self.prefetch < 1 or self.num_threads < 1:
-            raise UserError(
-                "batch_size, prefetch and num_threads must be at least 1, got "
-                f"{self.batch_size}, {self.prefetch} and {self.num_threads}"
-            )
-        if not 0 <= self.rank < self.world_size:
-            raise UserError(f"rank {self.rank} does not exist among {self.world_size} ranks")
-        if self.order.num_samples != self.store.num_crops:
-            raise UserError(
-                f"the sample order has {self.order.num_samples} crops, split '{self.store.split}' has {self.store.num_crops}"
-            )
-        if self.order.seed != self.seed:
-            raise UserError(f"the sample order has seed {self.order.seed}, but the loader has {self.seed}; use the same seed")
+        assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
+        assert self.order.num_samples == self.store.num_crops, "the sample order must have as many crops as the split"
+        assert self.order.seed == self.seed, "the sample order and the loader must have the same seed"
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"no CUDA device is visible, but the device is '{self.device}'; set train.device=cpu")
 
@@ -130,8 +111,7 @@ class Loader(ABC):
 
     def seek(self, cursor: int) -> None:
         """Continues at a cursor: a number of crops consumed by all ranks together."""
-        if cursor < 0:
-            raise ValueError(f"a loader's cursor must not be negative, got {cursor}")
+        assert cursor >= 0, f"unexpected cursor {cursor}"
         if self._closed:
             raise ValueError("the loader is closed or has failed before; make a new one")
         self._seek(cursor)

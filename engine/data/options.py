@@ -54,14 +54,10 @@ def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
             raise UserError(f"there is no combination of {leads} leads; use {numbers}, or a list of names")
         names = LEAD_COMBINATIONS[leads]
     else:
-        names = tuple(_find_lead(name) for name in leads)
+        for name in leads:
+            if canonical_lead(name) is None:
+                raise UserError(f"unknown lead '{name}'; known: {', '.join(LEADS)}")
+        names = tuple(filter(None, map(canonical_lead, leads)))
         if not names or len(set(names)) < len(names):
             raise UserError(f"leads must be named once each, got {list(leads)}")
     return tuple(sorted(LEADS.index(name) for name in names))
-
-
-def _find_lead(name: str) -> str:
-    canonical = canonical_lead(name)
-    if canonical is None:
-        raise UserError(f"unknown lead '{name}'; use {', '.join(LEADS)}")
-    return canonical

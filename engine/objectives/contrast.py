@@ -12,15 +12,24 @@ Legend: N pairs of this rank, M pairs of all ranks, T tokens, D width.
 from typing import Literal, NamedTuple
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.collectives import gather_ranks, rank
+from engine.options import Options
 
 PairForm = Literal["ntxent", "symmetric"]
 
 # Smallest norm to divide by, from the official code.
 _EPS = 1e-8
+
+
+class TemperatureOptions(Options):
+    """Options of an objective that compares two views of a segment."""
+
+    temperature: float = Field(default=0.1, gt=0)
+    """Temperature tau, by which cosine similarities are divided."""
 
 
 class Comparison(NamedTuple):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.counter_rng import uniform
-from engine.objectives.masking import masked_positions, masked_ranks
+from engine.objectives.masking import masked_positions, masked_ranks, token_weights
 
 
 def draw_negative_counts(key: Tensor, rows: Tensor, mask: Tensor, num_negatives: int) -> Tensor:
@@ -34,7 +34,7 @@ def draw_negative_counts(key: Tensor, rows: Tensor, mask: Tensor, num_negatives:
     # A number among the other tokens: skip the token itself.
     chosen = chosen + (chosen >= masked_ranks(mask)[:, :, None])
     positions = masked_positions(mask).gather(1, chosen.clamp(max=T - 1).flatten(1)).view(S, T, num_negatives)
-    usable = (mask & (mask.sum(1, keepdim=True) >= 2)).float()[:, :, None]
+    usable = token_weights(mask)[:, :, None]
     counts = torch.zeros(S, T, T, device=mask.device)
     return counts.scatter_add_(2, positions, usable.expand(S, T, num_negatives))
 

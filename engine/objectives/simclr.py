@@ -8,20 +8,12 @@ Legend: N pairs of this rank, C leads, T samples.
 
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from engine.models import Encoder
-from engine.objectives.contrast import compare, pair_loss
+from engine.objectives.contrast import TemperatureOptions, compare, pair_loss
 from engine.objectives.protocol import Objective
 from engine.options import Options, SegmentPair
-
-
-class SimCLROptions(Options):
-    """Options of SimCLR."""
-
-    temperature: float = Field(default=0.1, gt=0)
-    """Temperature tau, by which cosine similarities are divided."""
 
 
 class SimCLR(Objective):
@@ -32,9 +24,9 @@ class SimCLR(Objective):
     SimCLR, which knows no patients, other segments of the same patient are not negatives.
     """
 
-    options_class: ClassVar[type[Options]] = SimCLROptions
+    options_class: ClassVar[type[Options]] = TemperatureOptions
     pair: ClassVar[SegmentPair] = "same"
-    options: SimCLROptions
+    options: TemperatureOptions
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; views are encoded without masking."""

@@ -10,22 +10,14 @@ Legend: N pairs of this rank, C leads, T samples.
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
 from engine.collectives import sum_over_ranks, world_size
 from engine.models import Encoder
-from engine.objectives.contrast import Comparison, compare
+from engine.objectives.contrast import Comparison, TemperatureOptions, compare
 from engine.objectives.protocol import Objective
 from engine.options import Options, SegmentPair
-
-
-class ThreeKGOptions(Options):
-    """Options of 3KG."""
-
-    temperature: float = Field(default=0.1, gt=0)
-    """Temperature tau, by which cosine similarities are divided."""
 
 
 class ThreeKG(Objective):
@@ -37,9 +29,9 @@ class ThreeKG(Objective):
     view beats every negative.
     """
 
-    options_class: ClassVar[type[Options]] = ThreeKGOptions
+    options_class: ClassVar[type[Options]] = TemperatureOptions
     pair: ClassVar[SegmentPair] = "same"
-    options: ThreeKGOptions
+    options: TemperatureOptions
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; the views are encoded without masking."""
