@@ -43,7 +43,7 @@ def run_script(name: str, run: Callable[[], int], output: Path) -> int:
     except OSError as error:
         message = f"{error.filename or output}: {error.strerror or error}"
     except KeyboardInterrupt:
-        sys.stderr.write(f"{name}: interrupted; nothing was written\n")
+        sys.stderr.write(f"{name}: interrupted; no output was written\n")
         return EXIT_INTERRUPTED
     finally:
         signal.signal(signal.SIGTERM, previous)

@@ -26,12 +26,12 @@ from engine.options import UserError
 _EXIT_INCOMPLETE = 1
 _MAX_THREADS = 4
 
-_DESCRIPTION = """Embeds ECG recordings: one vector per 5-s segment of each 10-s crop.
+_DESCRIPTION = """Computes embeddings of ECG recordings, one vector per 5-s segment.
 
 OUT.npz contains key [N], embedding float32 [N, segments, width] (NaN for incomplete segments) and num_segments [N]
-(the number of complete ones), sorted by key. Recordings may have any sampling rate and any of the 12 leads: they are
-cut into crops as `ecg-data build` cuts them, and missing leads are zeros. What cannot be read is listed at the end;
-the rest is written, and the exit status is 1."""
+(complete segments), sorted by key. Recordings may have any sampling rate and any of the 12 leads: they are cut into
+crops as `ecg-data build` does, and missing leads are set to zero. What cannot be read is listed at the end; the rest is
+written, and the exit status is 1."""
 
 _EXAMPLE = """example:
   python engine/embed.py --model models/first --input recordings/clinic --output clinic.npz --leads I,II"""
@@ -53,15 +53,19 @@ def _make_parser() -> argparse.ArgumentParser:
     )
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="the model's folder, from engine/convert.py")
+    add("--model", type=Path, required=True, metavar="DIR", help="folder of the model, from engine/convert.py")
     add("--input", type=Path, required=True, metavar="FOLDER", help="a dataset, or WFDB recordings (.hea) at any depth")
-    add("--output", type=Path, required=True, metavar="OUT.npz", help="file to write")
-    add("--leads", metavar="L", help="leads to use: a number (12, 6, 3, 2, 1) or names such as I,II; others are zeros")
+    add("--output", type=Path, required=True, metavar="OUT.npz", help="output file")
+    add(
+        "--leads",
+        metavar="L",
+        help="leads to use: 12, 6, 3, 2, 1 or names such as I,II; others are set to zero",
+    )
     add("--split", metavar="NAME", help="split of the dataset (default: all)")
     add("--batch-size", type=_positive, default=32, metavar="N", help="crops per batch (default: 32)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one")
     add("--precision", choices=sorted(DTYPES), default="fp32", help="default: fp32")
-    add("--workers", type=_positive, default=num_threads, metavar="N", help=f"reading threads (default here: {num_threads})")
+    add("--workers", type=_positive, default=num_threads, metavar="N", help=f"reader threads (default here: {num_threads})")
     return parser
 
 
@@ -84,9 +88,9 @@ def _run(options: argparse.Namespace) -> int:
     except torch.OutOfMemoryError as error:
         raise UserError(f"{str(error).splitlines()[0]}: use a smaller --batch-size") from None
     for names, num_crops in summary.missing_leads.most_common():
-        _print_error(f"{num_crops} crops have no {', '.join(names)}; zeros were used")
+        _print_error(f"{num_crops} crops lack {', '.join(names)}, which were set to zero")
     if summary.num_skipped:
-        _print_error(f"{summary.num_skipped} recordings or parts of recordings, listed above, are not in {options.output}")
+        _print_error(f"{summary.num_skipped} recordings or parts of recordings could not be embedded (listed above)")
     sys.stdout.write(f"{options.output}: {summary.num_crops} crops, {summary.num_segments} complete segments\n")
     return _EXIT_INCOMPLETE if summary.num_skipped else 0
 

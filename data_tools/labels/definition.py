@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from data_tools.shards.dataset import Dataset
+from data_tools.validation import describe_validation_error
 
 # "multilabel": each class is true or not; "multiclass": exactly one is true; "binary": one class, true or not;
 # "regression": numbers.
@@ -50,7 +51,7 @@ class LabelDefinition(BaseModel):
     def _check(self) -> Self:
         if len(set(self.classes)) < len(self.classes):
             repeated = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
-            raise ValueError(f"class '{repeated}' is named twice")
+            raise ValueError(f"duplicate class '{repeated}'")
         if self.kind == "binary" and len(self.classes) != 1:
             raise ValueError(f"kind 'binary' has one class, got {len(self.classes)}")
         if self.kind == "multiclass" and len(self.classes) < 2:
@@ -59,12 +60,12 @@ class LabelDefinition(BaseModel):
             flat = [code for own in self.codes for code in own]
             if len(self.codes) != len(self.classes) or not all(self.codes) or len(set(flat)) < len(flat):
                 # A class above others, such as a superclass, has codes of its own; no code belongs to two classes.
-                raise ValueError("codes must name one or more codes for each class, each code once")
+                raise ValueError("'codes' must list one or more codes for each class, each code only once")
         if self.thresholds is not None:
             if self.kind not in {"multilabel", "binary"}:
                 raise ValueError(f"kind '{self.kind}' has no thresholds")
             if len(self.thresholds) != len(self.classes):
-                raise ValueError(f"{len(self.thresholds)} thresholds are given for {len(self.classes)} classes")
+                raise ValueError(f"got {len(self.thresholds)} thresholds for {len(self.classes)} classes")
         return self
 
     def with_thresholds(self, thresholds: Sequence[float] | NDArray[np.float64]) -> "LabelDefinition":
@@ -89,9 +90,7 @@ class LabelDefinition(BaseModel):
         try:
             return cls.model_validate(content)
         except ValidationError as error:
-            first = error.errors()[0]
-            place = ".".join(map(str, first["loc"]))
-            raise LabelError(f"{where}: label definition: {place + ': ' if place else ''}{first['msg']}") from None
+            raise LabelError(f"{where}: invalid label definition: {describe_validation_error(error)}") from None
 
 
 @dataclass(frozen=True)

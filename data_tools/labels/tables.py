@@ -81,11 +81,12 @@ class LabelTable:
         shown = ", ".join(unmatched[:3].to_pylist()) + (", …" if len(unmatched) > 3 else "")
         if not is_matched.any():
             raise LabelError(
-                f"{self.path}: none of {len(self.keys)} values of {self.keyed_by} is in {where}: {shown}; see `ecg-data info`"
+                f"{self.path}: none of the {len(self.keys)} values of '{self.keyed_by}' is in {where}: {shown}; see "
+                "`ecg-data info`"
             )
         if len(unmatched) and not allow_unmatched:
             raise LabelError(
-                f"{self.path}: {len(unmatched)} of {len(self.keys)} values of {self.keyed_by} are not in {where}: {shown}; "
+                f"{self.path}: {len(unmatched)} of {len(self.keys)} values of '{self.keyed_by}' are not in {where}: {shown}; "
                 "remove these rows or allow them"
             )
         return len(unmatched)
@@ -104,7 +105,7 @@ class LabelTable:
         for row, source in zip(rows[chosen].tolist(), samples["source"].take(pa.array(chosen)).to_pylist(), strict=True):
             if source_of.setdefault(row, source) != source:
                 raise LabelError(
-                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}; add a column "
+                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}: add a column "
                     "'source'"
                 )
 
@@ -128,13 +129,13 @@ def read_label_table(
     """
     file = Path(path)
     if not columns or len(set(columns)) < len(columns):
-        raise LabelError(f"{file}: name one or more columns of labels, each once; got {', '.join(columns) or 'none'}")
+        raise LabelError(f"{file}: expected one or more distinct columns of labels, got {', '.join(columns) or 'none'}")
     if len(columns) > 1 and kind in {"binary", "multiclass"}:
-        raise LabelError(f"{file}: labels of kind '{kind}' are in one column, got {', '.join(columns)}")
+        raise LabelError(f"{file}: labels of kind '{kind}' need exactly one column, got {', '.join(columns)}")
     present = _column_names(file)
     keys = ["key"] if "key" in present else [column for column in ("source", "recording") if column in present]
     if keys in ([], ["source"]):
-        raise LabelError(f"{file}: no column 'key' or 'recording' to tell which crops the labels are of")
+        raise LabelError(f"{file}: no column 'key' or 'recording' that names the labeled crops")
     table = read_columns(file, [*keys, *columns], text=keys)
     for column in keys:
         if table[column].null_count:
@@ -166,7 +167,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
     present = _column_names(path)
     for column in columns:
         if column not in present:
-            raise LabelError(f"{path}: no column '{column}'; it has {', '.join(present[:20])}")
+            raise LabelError(f"{path}: no column '{column}'; known: {', '.join(present[:20])}")
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path, columns=list(columns))
@@ -192,7 +193,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
 
 def _column_names(path: Path) -> list[str]:
     if path.suffix not in {".csv", ".parquet"}:
-        raise LabelError(f"{path}: a table of labels ends in .csv or .parquet")
+        raise LabelError(f"{path}: the file name of a label table must end in .csv or .parquet")
     try:
         if path.suffix == ".parquet":
             return list(pq.read_schema(path).names)
@@ -227,7 +228,7 @@ def _encode_classes(
     path: Path, column: pa.ChunkedArray, column_name: str, definition: LabelDefinition | None, name: str | None
 ) -> Labels:
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)):
-        raise LabelError(f"{path}: column '{column_name}' must hold names or whole numbers of classes, got {column.type}")
+        raise LabelError(f"{path}: column '{column_name}' must contain class names or integers, got {column.type}")
     if definition is None:
         # Sorted as what they are: 2 before 10.
         classes = tuple(str(value) for value in pc.unique(column.drop_null()).sort().to_pylist())
@@ -240,7 +241,7 @@ def _encode_classes(
     unknown = names.filter(pc.and_(pc.is_null(numbers), pc.is_valid(names)))
     if len(unknown):
         raise LabelError(
-            f"{path}: column '{column_name}' has the class '{unknown[0].as_py()}', which is none of the model's: "
+            f"{path}: column '{column_name}' has the class '{unknown[0].as_py()}', but the model knows only "
             f"{', '.join(definition.classes[:10])}"
         )
     values = pc.fill_null(numbers, missing_value("multiclass")).to_numpy().astype(np.int64)
@@ -255,7 +256,7 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
     _check_kind(path, kind, definition)
     if definition.classes != columns:
         raise LabelError(
-            f"{path}: the columns are {', '.join(columns)}, but the model's classes {', '.join(definition.classes)}"
+            f"{path}: the columns are {', '.join(columns)}, but the model's classes are {', '.join(definition.classes)}"
         )
     values = np.stack([_numbers(path, column, table[column], kind) for column in columns], axis=1)
     is_missing = np.isnan(values)
@@ -264,7 +265,7 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
     if len(partly):
         column = columns[int(is_missing[partly[0]].argmax())]
         raise LabelError(
-            f"{path}: {len(partly)} rows have some labels but not all, such as no '{column}'; fill them or leave all empty"
+            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'): fill in all of a row or none"
         )
     is_labeled: NDArray[np.bool_] = num_missing == 0
     values[~is_labeled] = missing_value(kind)
@@ -276,18 +277,18 @@ def _numbers(path: Path, name: str, column: pa.ChunkedArray, kind: Kind) -> NDAr
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
         if not pa.types.is_null(column.type):
             first = column.drop_null()[0].as_py()
-            raise LabelError(f"{path}: column '{name}' must hold numbers, got {first!r}")
+            raise LabelError(f"{path}: column '{name}' must contain numbers, got {first!r}")
         return np.full(len(column), np.nan)
     values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy().astype(np.float64)
     if np.isinf(values).any():
-        raise LabelError(f"{path}: column '{name}' holds infinity")
+        raise LabelError(f"{path}: column '{name}' contains infinity")
     if kind != "regression":
         wrong = values[~np.isnan(values) & (values != 0) & (values != 1)]
         if len(wrong):
-            raise LabelError(f"{path}: column '{name}' of kind '{kind}' must hold 0 or 1, got {wrong[0]:g}")
+            raise LabelError(f"{path}: column '{name}' of kind '{kind}' must contain only 0 and 1, got {wrong[0]:g}")
     return values
 
 
 def _check_kind(path: Path, kind: Kind, definition: LabelDefinition) -> None:
     if definition.kind != kind:
-        raise LabelError(f"{path}: the table is read as '{kind}', but the model's labels are of kind '{definition.kind}'")
+        raise LabelError(f"{path}: the table was read as kind '{kind}', but the model's labels are of kind '{definition.kind}'")

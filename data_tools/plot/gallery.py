@@ -68,7 +68,7 @@ def make_panels(segment_uv: NDArray[np.int16], seed: int) -> list[Panel]:
     """
     choices = AugmentationOptions.model_validate({name: {} for name in AugmentationOptions.model_fields}).chosen()
     single = [Panel(each.title, _describe(each), _augment(segment_uv, seed, [each])) for each in choices.values()]
-    together = Panel("All of these", "in this order", _augment(segment_uv, seed, list(choices.values())))
+    together = Panel("All combined", "in this order", _augment(segment_uv, seed, list(choices.values())))
     return [Panel("Original", "", _augment(segment_uv, seed, [])), *single, together]
 
 

@@ -69,7 +69,8 @@ class CropStore:
         self.num_crops = len(self._offsets)
         if not self.num_crops:
             raise DatasetError(
-                f"{dataset.path}: split '{split}' has no complete 10-s crop; build it from more or longer recordings"
+                f"{dataset.path}: split '{split}' contains no complete 10-s crop: build the dataset from more or longer "
+                f"recordings"
             )
         with open_samples(dataset.path / SAMPLES_FILE) as database:
             self.recording = _number_by_appearance(database, split, "recording", self.num_crops)
@@ -135,14 +136,15 @@ class _OpenShard:
             while num_bytes < len(memory):
                 more = os.preadv(self._descriptor, [memory[num_bytes:]], offset + num_bytes)
                 if not more:
-                    raise self._error(f"ends at byte {offset + num_bytes}, within a crop")
+                    raise self._error(f"is truncated at byte {offset + num_bytes}")
                 num_bytes += more
         except OSError as error:
             raise self._error(f"cannot be read at byte {offset} ({error.strerror})") from None
 
     def _error(self, problem: str) -> DatasetError:
         return DatasetError(
-            f"{self._dataset}: {self._name} {problem}; it has changed since the start: see `ecg-data verify {self._dataset}`"
+            f"{self._dataset}: {self._name} {problem}: the dataset has changed since the run started; check it with "
+            f"`ecg-data verify {self._dataset}`"
         )
 
     def __del__(self) -> None:
@@ -152,7 +154,7 @@ class _OpenShard:
 
 def _runs(leads: Sequence[int]) -> list[tuple[int, int]]:
     """Ascending numbers as runs of adjacent ones: [0, 1, 7] -> [(0, 2), (7, 1)], each (first, length)."""
-    assert all(a < b for a, b in pairwise(leads)), f"leads must ascend, got {list(leads)}"
+    assert all(a < b for a, b in pairwise(leads)), f"leads must be in ascending order, got {list(leads)}"
     starts = [i for i in range(len(leads)) if i == 0 or leads[i] != leads[i - 1] + 1]
     return [(leads[start], end - start) for start, end in pairwise([*starts, len(leads)])]
 
@@ -162,7 +164,7 @@ def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: 
     encoded = names.combine_chunks().dictionary_encode()
     unknown = [name for name in encoded.dictionary.to_pylist() if name not in numbers]
     if unknown:
-        raise DatasetError(f"{dataset}: {SAMPLES_FILE} names {unknown[0]}, which the manifest does not list for this split")
+        raise DatasetError(f"{dataset}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest")
     own = np.array([numbers[name] for name in encoded.dictionary.to_pylist()], np.int32)
     shards: npt.NDArray[np.int32] = own[encoded.indices.to_numpy()]
     return shards

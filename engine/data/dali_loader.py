@@ -53,7 +53,7 @@ class DaliLoader(Loader):
                 "or set data.loader=torch"
             )
         if setup.device.type not in {"cpu", "cuda"}:
-            raise UserError(f"DALI does not support the device '{setup.device}'; set data.loader=torch")
+            raise UserError(f"DALI does not support the device '{setup.device}': set data.loader=torch")
         self._source = _Source(setup)
         self._pipeline = _build_pipeline(setup, self._source)
         self._in_flight = InFlightCopies(setup.device)

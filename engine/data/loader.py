@@ -51,7 +51,7 @@ class LoaderSetup:
         assert self.order.num_samples == self.store.num_crops, "the sample order must have as many crops as the split"
         assert self.order.seed == self.seed, "the sample order and the loader must have the same seed"
         if self.device.type == "cuda" and not torch.cuda.is_available():
-            raise UserError(f"no CUDA device is visible, but the device is '{self.device}'; set train.device=cpu")
+            raise UserError(f"no CUDA device is visible, but the device is '{self.device}': set train.device=cpu")
 
     def make_raw_reader(self) -> RawReader:
         """Makes a reader of raw batches at any position of the stream."""
@@ -130,12 +130,12 @@ class Loader(ABC):
         for key, own in self._identity().items():
             if state.get(key) != own:
                 raise LoaderStateError(
-                    f"cannot resume mid-epoch: the loader's state has {key}={state.get(key)}, this run has {key}={own} "
-                    f"({self._setup.store.path}); resume with the same data and seed, or start a new run"
+                    f"cannot resume: the checkpoint's loader has {key}={state.get(key)}, but this run has {key}={own} "
+                    f"({self._setup.store.path}): use the same dataset and seed, or start a new run"
                 )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:
-            raise LoaderStateError(f"cannot resume mid-epoch: the loader's state has cursor={cursor}")
+            raise LoaderStateError(f"cannot resume: the checkpoint's loader has cursor={cursor}, which is not a position")
         self.seek(cursor)
 
     def close(self) -> None:

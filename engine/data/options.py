@@ -51,7 +51,7 @@ def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
     if isinstance(leads, int):
         if leads not in LEAD_COMBINATIONS:
             numbers = ", ".join(map(str, LEAD_COMBINATIONS))
-            raise UserError(f"there is no combination of {leads} leads; use {numbers}, or a list of names")
+            raise UserError(f"no combination of {leads} leads: use {numbers}, or a list of names")
         names = LEAD_COMBINATIONS[leads]
     else:
         for name in leads:
@@ -59,5 +59,5 @@ def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
                 raise UserError(f"unknown lead '{name}'; known: {', '.join(LEADS)}")
         names = tuple(filter(None, map(canonical_lead, leads)))
         if not names or len(set(names)) < len(names):
-            raise UserError(f"leads must be named once each, got {list(leads)}")
+            raise UserError(f"expected one or more distinct leads, got {list(leads)}")
     return tuple(sorted(LEADS.index(name) for name in names))

@@ -24,7 +24,7 @@ def as_scores(values: ArrayLike, name: str = "predictions") -> FloatArray:
     """
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
-        raise UserError(f"{name} hold NaN or infinity in {int((~np.isfinite(array)).sum())} of {array.size} places")
+        raise UserError(f"{name}: {int((~np.isfinite(array)).sum())} of {array.size} values are NaN or infinite")
     return array
 
 
@@ -49,9 +49,9 @@ def check_shapes(first: NDArray[Any], second: NDArray[Any], num_axes: int) -> No
         UserError: another number of axes, different shapes, or no samples.
     """
     if first.ndim != num_axes or first.shape != second.shape:
-        raise UserError(f"expected two arrays of one shape with {num_axes} axes, got {first.shape} and {second.shape}")
+        raise UserError(f"expected two arrays of the same shape with {num_axes} axes, got {first.shape} and {second.shape}")
     if not first.size:
-        raise UserError(f"there is nothing to evaluate: the arrays have shape {first.shape}")
+        raise UserError(f"no samples to evaluate: the arrays have shape {first.shape}")
 
 
 def as_weights(weights: ArrayLike | None, num_samples: int) -> tuple[FloatArray, bool]:

@@ -27,16 +27,16 @@ class Rewards(NamedTuple):
     """Rewards of the Challenge for the classes of a model."""
 
     matrix: FloatArray
-    """[C, C]: reward for deciding the column's class where the row's is true."""
+    """[C, C], reward for predicting the column's class when the row's class is true."""
     sinus_rhythm: int
-    """The class that the inactive model decides."""
+    """Number of the class that the inactive model predicts."""
 
 
 class SampleRewards(NamedTuple):
     """What each sample earns, [N] each."""
 
     observed: FloatArray
-    """With the decisions that were made."""
+    """With the model's decisions."""
     correct: FloatArray
     """With all decisions correct."""
     inactive: FloatArray
@@ -60,7 +60,7 @@ def load_rewards(codes: Sequence[Sequence[str]]) -> Rewards:
     for own in codes:
         found = {row_of.get(code, -1) for code in own}
         if len(found) != 1 or -1 in found:
-            raise UserError(f"the Challenge score is not defined for the class with codes {', '.join(own) or '(none)'}")
+            raise UserError(f"the Challenge does not score the class with codes {', '.join(own) or '(none)'}")
         rows.append(found.pop())
     sinus_rhythm = row_of[SINUS_RHYTHM]
     if sinus_rhythm not in rows:

@@ -54,7 +54,9 @@ class Matching:
         if num_others is None:
             return float((self.ranks <= k).mean())
         if not 0 <= num_others <= self.num_others.min():
-            raise UserError(f"a gallery with {num_others} other entries cannot be drawn from {self.num_others.min()}")
+            raise UserError(
+                f"cannot draw a gallery with {num_others} entries of other patients: there are only {self.num_others.min()}"
+            )
         # Of the drawn entries, fewer than k may be among those that are ahead of the genuine one: hypergeometric.
         return float(np.mean(hypergeom.cdf(k - 1, self.num_others, self.ranks - 1, num_others)))
 
@@ -119,13 +121,15 @@ def match(
     """
     left, right = _normalize(probes, "probe"), _normalize(gallery, "gallery")
     if left.shape[1] != right.shape[1]:
-        raise UserError(f"the probes have {left.shape[1]} dimensions and the gallery {right.shape[1]}: take one model for both")
+        raise UserError(
+            f"the probes have {left.shape[1]} dimensions, but the gallery has {right.shape[1]}: use the same model for both"
+        )
     names, numbers = np.unique(np.r_[np.asarray(probe_patients), np.asarray(gallery_patients)], return_inverse=True)
     own, others = numbers[: len(left)], numbers[len(left) :]
     missing = np.setdiff1d(own, others)
     if len(missing):
         listed = first_names([str(name) for name in names[missing]])
-        raise UserError(f"{len(missing)} patients among the probes are not in the gallery: {listed}")
+        raise UserError(f"{len(missing)} patients of the probes are not in the gallery: {listed}")
     pairs = _genuine_pairs(own, others)
     genuine = np.sort(np.concatenate([block[rows, columns] for block, rows, columns in _blocks(left, right, pairs)]))
     ranks: list[IntArray] = []
@@ -155,10 +159,10 @@ def _normalize(embeddings: ArrayLike, name: str) -> NDArray[np.floating[Any]]:
     vectors = np.asarray(embeddings)
     vectors = vectors.astype(np.result_type(vectors.dtype, np.float32), copy=False)
     if vectors.ndim != 2 or not vectors.size:
-        raise UserError(f"the {name} embeddings must be a table [samples, dimensions], got shape {vectors.shape}")
+        raise UserError(f"expected {name} embeddings [samples, dimensions], got shape {vectors.shape}")
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     if not (np.isfinite(norms) & (norms > 0)).all():
-        raise UserError(f"the {name} embeddings hold a zero vector, NaN or infinity, which has no cosine similarity")
+        raise UserError(f"the {name} embeddings contain NaN, infinity or a zero vector, which has no cosine similarity")
     unit: NDArray[np.floating[Any]] = vectors / norms
     return unit
 

@@ -30,7 +30,7 @@ class Values(NamedTuple):
     """Metrics by name; NaN where a metric is not defined."""
 
     overall: dict[str, FloatArray]
-    """[R], or a number."""
+    """[R], or a scalar."""
     per_class: dict[str, FloatArray]
     """[C, R], or [C]."""
 
@@ -159,7 +159,7 @@ class MulticlassMetrics(Metrics):
             )
         self.num_samples, num_classes = self._probabilities.shape
         if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= num_classes:
-            raise UserError(f"targets must be numbers of classes from 0 to {num_classes - 1}")
+            raise UserError(f"targets must be class numbers from 0 to {num_classes - 1}")
         self.classes = _class_names(classes, num_classes)
         decided = self._probabilities.argmax(1)
         self._targets, self._decisions = (np.arange(num_classes) == rows[:, None] for rows in (numbers, decided))
@@ -241,12 +241,12 @@ class IdentificationMetrics(Metrics):
 def _as_probabilities(values: ArrayLike) -> FloatArray:
     probabilities = as_scores(values, "probabilities")
     if probabilities.size and (probabilities.min() < 0 or probabilities.max() > 1):
-        raise UserError(f"probabilities must lie in [0, 1], got {probabilities.min():g} to {probabilities.max():g}; logits?")
+        raise UserError(f"probabilities must be in [0, 1], got {probabilities.min():g} to {probabilities.max():g} (logits?)")
     return probabilities
 
 
 def _class_names(classes: Sequence[str] | None, num_classes: int) -> tuple[str, ...]:
     names = tuple(classes) if classes is not None else tuple(str(number) for number in range(num_classes))
     if len(names) != num_classes:
-        raise UserError(f"{len(names)} classes are named, but there are predictions for {num_classes}")
+        raise UserError(f"got {len(names)} class names, but predictions for {num_classes} classes")
     return names

@@ -24,11 +24,11 @@ class Interval(NamedTuple):
     """A metric and its confidence interval: numbers, or arrays [C]; NaN where the metric is not defined."""
 
     value: FloatArray
-    """Of the samples as they are."""
+    """Metric of the samples themselves."""
     low: FloatArray
     high: FloatArray
     num_defined: IntArray
-    """Resamples in which the metric is defined; the others do not count."""
+    """Number of resamples in which the metric is defined; the others are left out."""
 
 
 class Intervals(NamedTuple):
@@ -87,7 +87,7 @@ def bootstrap_difference(
         UserError: models with different samples or classes, or as in :func:`bootstrap`.
     """
     if first.num_samples != second.num_samples or first.classes != second.classes:
-        raise UserError("the models cannot be compared: they were evaluated on different samples or classes")
+        raise UserError("cannot compare the models: they were evaluated on different samples or classes")
 
     def difference(weights: FloatArray) -> Values:
         return _subtract(first(weights), second(weights))
@@ -126,11 +126,11 @@ def _bootstrap(
     confidence: float,
 ) -> Intervals:
     if len(patients) != num_samples:
-        raise UserError(f"{len(patients)} patients are given for {num_samples} samples")
+        raise UserError(f"got {len(patients)} patients for {num_samples} samples: expected the patient of each sample")
     if len(np.unique(np.asarray(patients))) < 2:
         raise UserError("a confidence interval needs two or more patients")
     if num_resamples < 1 or not 0 < confidence < 1:
-        raise UserError(f"expected 1 or more resamples and 0 < confidence < 1, got {num_resamples} and {confidence}")
+        raise UserError(f"expected one or more resamples and 0 < confidence < 1, got {num_resamples} and {confidence}")
     parts = [metrics(weights) for weights in resample(patients, num_resamples, seed)]
     overall, per_class = (
         {

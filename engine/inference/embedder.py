@@ -94,15 +94,13 @@ class Embedder:
 
 def _check_model(config: ModelConfig) -> None:
     if config.sampling_rate != SAMPLING_RATE:
-        raise UserError(
-            f"the model's sampling rate is {config.sampling_rate} Hz; only models with {SAMPLING_RATE} Hz can embed crops"
-        )
+        raise UserError(f"the model expects {config.sampling_rate} Hz, but crops have {SAMPLING_RATE} Hz")
     if config.segment_samples > CROP_SAMPLES:
-        raise UserError(f"the model's segments have {config.segment_samples} samples, more than a crop ({CROP_SAMPLES})")
+        raise UserError(f"the model expects segments of {config.segment_samples} samples, more than a crop ({CROP_SAMPLES})")
 
 
 def _choose_leads(config: ModelConfig, leads: Sequence[str] | None) -> tuple[str, ...]:
     unknown = [lead for lead in leads or () if lead not in config.leads]
     if unknown:
-        raise UserError(f"the model has no lead {', '.join(unknown)}; choose among {', '.join(config.leads)}")
+        raise UserError(f"the model has no lead {', '.join(unknown)}: choose from {', '.join(config.leads)}")
     return tuple(config.leads if leads is None else leads)

@@ -86,11 +86,11 @@ def open_input(path: Path, split: str | None, scratch: Path) -> Input:
         ValueError: the folder contains no recordings.
     """
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder; expected a dataset or a folder of WFDB recordings (.hea)")
+        raise UserError(f"{path}: no such folder: name a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
         return _open_dataset(path, split)
     if split is not None:
-        raise UserError(f"{path}: not a dataset (no {MANIFEST_FILE}), so it has no split '{split}'; omit --split")
+        raise UserError(f"{path}: not a dataset (no {MANIFEST_FILE}), so it has no split '{split}': omit --split")
     return _open_recordings(path, scratch)
 
 
@@ -101,7 +101,7 @@ def _open_dataset(path: Path, split: str | None) -> Input:
         raise DatasetError(f"{path}: unknown split '{split}'; known: {', '.join(dataset.splits)}")
     total = sum(dataset.manifest.counts[name].crops for name in splits)
     if not total:
-        raise DatasetError(f"{path}: no crops in {', '.join(splits)}")
+        raise DatasetError(f"{path}: no crops in split {', '.join(splits)}")
 
     def parts() -> Iterator[list[dict[str, Any]]]:
         for name in splits:
@@ -115,9 +115,9 @@ def _open_dataset(path: Path, split: str | None) -> Input:
             try:
                 signal = read_signal(shard, row["offset"])
             except OSError as error:
-                raise DatasetError(f"{shard}: {error.strerror}; see `ecg-data verify {path}`") from None
+                raise DatasetError(f"{shard}: {error.strerror}: run `ecg-data verify {path}`") from None
             except ValueError as error:
-                raise DatasetError(f"{error}; see `ecg-data verify {path}`") from None
+                raise DatasetError(f"{error}: run `ecg-data verify {path}`") from None
             yield Crop(row["key"], signal, row["num_valid_samples"], tuple(row["leads"]))
             yield None
 

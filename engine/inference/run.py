@@ -76,7 +76,7 @@ def embed_input(
         for where, reason in store.skipped():
             report(f"{where}: {reason}")
         if not len(store):
-            raise UserError(f"{path}: nothing could be embedded, see above; {out} was not written")
+            raise UserError(f"{path}: none of the recordings could be embedded (listed above); {out} was not written")
         store.write(out)
     return summary
 
@@ -88,11 +88,11 @@ def check_output(out: Path) -> None:
         UserError: the suffix is not .npz, the path is a folder, or its parent does not exist.
     """
     if out.suffix != _SUFFIX:
-        raise UserError(f"{out}: the name must end in {_SUFFIX}")
+        raise UserError(f"{out}: the file name must end in {_SUFFIX}")
     if out.is_dir():
-        raise UserError(f"{out}: is a folder; choose a file")
+        raise UserError(f"{out}: is a folder: name a file")
     if not out.parent.is_dir():
-        raise UserError(f"{out.parent}: no such folder; create it or choose another")
+        raise UserError(f"{out.parent}: no such folder: create it or write elsewhere")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def _scratch_folder(out: Path) -> Iterator[Path]:
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:
-        raise UserError(f"{out.parent}: cannot be written to ({error.strerror}); choose another folder") from None
+        raise UserError(f"{out.parent}: cannot be written to ({error.strerror}): write elsewhere") from None
     with folder as name:
         yield Path(name)
 

@@ -67,7 +67,7 @@ class EmbeddingStore:
             rows = zip(keys, positions, num_segments.tolist(), strict=True)
             self._database.executemany("INSERT INTO crops VALUES (?, ?, ?)", rows)
         except sqlite3.IntegrityError:
-            raise ValueError(f"duplicate key among {keys[0]} to {keys[-1]}") from None
+            raise ValueError(f"duplicate key among {keys[0]} to {keys[-1]}: keys must be unique") from None
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
         self._num_crops += len(keys)
 

@@ -85,7 +85,7 @@ def _make_config(
             )
         normalization = "none"
         notes.append(
-            "assumed: --normalization none, as in the paper, because a checkpoint does not state it; ECG-FM needs "
+            "assumed: --normalization none, as in the paper, because a checkpoint does not record it; ECG-FM needs "
             "--normalization zscore_per_lead"
         )
     if model.task.filter:
@@ -94,7 +94,7 @@ def _make_config(
     if model.family == "classifier":
         names = _label_names(checkpoint, model, weights, labels)
         if labels is None:
-            notes.append("assumed: label names label_0, label_1, ..., because a checkpoint does not state them; see --labels")
+            notes.append("assumed: label names label_0, label_1, ..., because a checkpoint does not record them; see --labels")
     elif labels is not None:
         raise UserError(f"{checkpoint}: '{model.name}' is not a classifier and has no labels; omit --labels")
     kind = {"classifier": "classifier", "identifier": "encoder"}.get(
@@ -126,7 +126,7 @@ def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | N
     number = model.num_leads
     if leads is None:
         if number != len(LEADS):
-            raise UserError(f"{checkpoint}: the model has {number} leads; name them in order with --leads I,II,...")
+            raise UserError(f"{checkpoint}: the model has {number} leads: name them in order with --leads I,II,...")
         return LEADS
     names = [canonical_lead(name) for name in leads]
     unknown = [name for name, known in zip(leads, names, strict=True) if known is None]
@@ -220,7 +220,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         UserError: the model cannot be converted; nothing was written.
     """
     if checkpoint.exists():
-        raise UserError(f"{checkpoint}: already exists; choose a new file")
+        raise UserError(f"{checkpoint}: already exists: name a new file")
     model, tensors = load_tensors(folder)
     config = model.config
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
@@ -252,10 +252,10 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0]  # PyTorch reports a full disk as a RuntimeError
         raise UserError(f"{checkpoint}: cannot be written ({reason})") from None
     omitted = [name for name in tensors if name not in table and name != _MASK]
-    notes = [f"omitted: {name} (a head that the official implementation does not have)" for name in omitted]
+    notes = [f"omitted: {name} (the official implementation has no such head)" for name in omitted]
     facts = [f"leads {', '.join(config.leads)}", f"normalization {config.normalization}"]
     facts += [f"labels {', '.join(config.labels)}"] if config.labels else []
-    return [*notes, f"not stated in the file: {'; '.join(facts)}"]
+    return [*notes, f"not recorded in the file: {'; '.join(facts)}"]
 
 
 def _identity(width: int) -> dict[str, Tensor]:

@@ -57,7 +57,7 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
     """
     _require_packages()
     if file.exists():
-        raise UserError(f"{file}: already exists; choose a new file")
+        raise UserError(f"{file}: already exists: name a new file")
     model = load(folder)
     if sum(p.numel() * p.element_size() for p in model.parameters()) >= _MAX_FILE_BYTES:
         raise UserError(f"{folder}: the model has more than 2 GB of weights, the limit of an ONNX file")
@@ -66,8 +66,8 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
     difference = max(differences)
     if not all(value <= TOLERANCE for value in differences):  # false for NaN
         raise UserError(
-            f"{file}: not written: onnxruntime and PyTorch differ by {difference:.1e}, more than {TOLERANCE:.0e}; try other "
-            f"versions of onnxruntime and torch"
+            f"{file}: not written: the outputs of onnxruntime and torch differ by {difference:.1e}, more than "
+            f"{TOLERANCE:.0e}: try other versions of both"
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -37,7 +37,7 @@ def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]
         if not tensor.is_floating_point():
             raise UserError(f"{where}: {name} has dtype {tensor.dtype}; expected floating-point numbers")
         if not tensor.float().isfinite().all():
-            raise UserError(f"{where}: {name} contains NaN or infinity; the training of this model failed")
+            raise UserError(f"{where}: {name} contains NaN or infinity: the training of this model failed")
 
 
 def check_shapes(where: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:

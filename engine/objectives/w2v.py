@@ -67,7 +67,7 @@ class W2VOptions(Options):
         if self.code_width % self.num_codebooks:
             raise ValueError(f"code_width {self.code_width} is not divisible by num_codebooks {self.num_codebooks}")
         if self.gumbel_end > self.gumbel_start:
-            raise ValueError(f"gumbel_end {self.gumbel_end} is above gumbel_start {self.gumbel_start}")
+            raise ValueError(f"gumbel_end {self.gumbel_end} is larger than gumbel_start {self.gumbel_start}")
         return self
 
 

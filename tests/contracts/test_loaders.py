@@ -267,7 +267,7 @@ class LoaderContract:
                 "block_size": 64,
             }
             for key, value in changes.items():
-                with pytest.raises(LoaderStateError, match=f"state has {key}={value}, this run has") as error:
+                with pytest.raises(LoaderStateError, match=f"loader has {key}={value}, but this run has") as error:
                     loader.load_state_dict({**state, key: value})
                 assert "\n" not in str(error.value)
             for cursor in (-1, None, "3"):
@@ -335,7 +335,7 @@ class LoaderContract:
         for shard in (folder / "shards").glob("*.tar"):
             with shard.open("rb+") as file:
                 file.truncate(1000)
-        with pytest.raises(DatasetError, match=r"shards/pretrain-00000\d\.tar ends at byte") as error:
+        with pytest.raises(DatasetError, match=r"shards/pretrain-00000\d\.tar is truncated at byte") as error:
             take(loader, 20)
         assert "\n" not in str(error.value)
         assert loader.state_dict()["cursor"] % 6 == 0

@@ -161,7 +161,7 @@ def test_missing_leads_are_zeros_and_reported(run: Run, model: Path, tmp_path: P
     write_recording(tmp_path / "in", "S", random_signal(1))
     status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert status == 0
-    assert err == "embed: 1 crops have no III, aVR, aVL, aVF, V1, V3, V4, V5, V6; zeros were used\n"
+    assert err == "embed: 1 crops lack III, aVR, aVL, aVF, V1, V3, V4, V5, V6, which were set to zero\n"
     padded = np.zeros((12, 2500))
     padded[[0, 1, 7]] = signal_uv[[0, 1, 7], :2500] / 1000
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][0, 0], embed(model, padded), atol=1e-5)
@@ -207,7 +207,7 @@ def test_unreadable_recordings_are_reported_and_the_rest_is_written(run: Run, tm
     ):
         assert f"embed: {line}" in lines
     assert any(line.startswith(f"embed: {folder}/a/Truncated: truncated .mat") for line in lines)
-    assert lines[-1].startswith("embed: 7 recordings or parts of recordings, listed above")
+    assert lines[-1].startswith("embed: 7 recordings or parts of recordings could not be embedded")
     assert len(lines) == 8
 
 
@@ -216,7 +216,7 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
     status, out, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert (status, out) == (2, "")
     assert err.splitlines()[0].endswith("Short: too short: 4.000 s")
-    assert "nothing could be embedded" in err.splitlines()[1]
+    assert "none of the recordings could be embedded" in err.splitlines()[1]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
@@ -228,11 +228,11 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
         (["--input", "empty", "--split", "valid"], "not a dataset (no manifest.json), so it has no split 'valid'"),
         (["--input", "set", "--split", "vlaid"], "unknown split 'vlaid'; known: pretrain, valid"),
         (["--input", "set", "--leads", "5"], "no combination of 5 leads"),
-        (["--input", "set", "--leads", "I,V9"], "no lead 'V9'"),
+        (["--input", "set", "--leads", "I,V9"], "unknown lead 'V9'"),
         (["--input", "set", "--leads", ""], "no lead ''"),
         (["--input", "set", "--batch-size", "0"], "expected a positive integer"),
         (["--input", "set", "--workers", "two"], "expected a positive integer"),
-        (["--input", "set", "--output", "out.npy"], "the name must end in .npz"),
+        (["--input", "set", "--output", "out.npy"], "the file name must end in .npz"),
         (["--input", "set", "--output", "none/out.npz"], "none: no such folder"),
         (["--input", "set", "--output", "/proc/out.npz"], "/proc: cannot be written to"),
         (["--input", "set", "--output", "folder.npz"], "folder.npz: is a folder"),
@@ -287,7 +287,7 @@ def test_an_interrupted_run_leaves_no_files(
     monkeypatch.setattr(Embedder, "__call__", interrupted)
     status, out, err = run("--input", dataset, "--output", tmp_path / "out.npz", "--batch-size", 8)
     assert (status, out) == (130, "")
-    assert err == "embed: interrupted; nothing was written\n"
+    assert err == "embed: interrupted; no output was written\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
     assert (tmp_path / "out.npz").read_bytes() == b"old"
 

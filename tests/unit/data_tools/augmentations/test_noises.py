@@ -179,7 +179,7 @@ def test_electromyographic_noise_is_right_at_the_limits_of_the_words(word: int, 
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("powerline", {"amplitude_mv": [0.5, 0]}, r"range \[0\.5, 0\] is reversed; write \[0, 0\.5\]"),
+        ("powerline", {"amplitude_mv": [0.5, 0]}, r"range \[0\.5, 0\] is reversed: write \[0, 0\.5\]"),
         ("electromyographic", {"amplitude_mv": [1, 0.2]}, "reversed"),
         ("baseline_wander", {"frequency_step_hz": [0.2, 0.01]}, "reversed"),
         ("baseline_wander", {"amplitude_mv": [0.2, 0.1]}, "reversed"),

@@ -26,13 +26,13 @@ def test_survives_json() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"classes": ["cat", "cat"], "codes": None}, "class 'cat' is named twice"),
+        ({"classes": ["cat", "cat"], "codes": None}, "duplicate class 'cat'"),
         ({"kind": "binary", "codes": None}, "kind 'binary' has one class, got 2"),
         ({"kind": "multiclass", "classes": ["cat"], "codes": None}, "needs two or more classes"),
         ({"codes": [["c"]]}, "one or more codes for each class"),
         ({"codes": [["c"], []]}, "one or more codes for each class"),
         ({"codes": [["c"], ["c"]]}, "each code once"),
-        ({"thresholds": [0.5]}, "1 thresholds are given for 2 classes"),
+        ({"thresholds": [0.5]}, "got 1 thresholds for 2 classes"),
         ({"kind": "regression", "codes": None, "thresholds": [0.5, 0.5]}, "kind 'regression' has no thresholds"),
         ({"threshold": [0.5]}, "threshold: Extra inputs are not permitted"),
         ({"thresholds": [float("nan"), 0.5]}, "thresholds.0: Input should be a finite number"),
@@ -41,7 +41,7 @@ def test_survives_json() -> None:
 def test_mistakes_in_a_definition(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(LabelError, match=message) as caught:
         LabelDefinition.from_json(ANIMALS.to_json() | changes, "config.json")
-    assert str(caught.value).startswith("config.json: label definition: ")
+    assert str(caught.value).startswith("config.json: invalid label definition: ")
     assert "\n" not in str(caught.value)
 
 

@@ -97,10 +97,10 @@ def test_every_statement_counts_unless_a_likelihood_is_asked_for(database: Path)
     ("statements", "message"),
     [
         ("{'XYZ': 100.0}", "ecg_id 1: unknown statement 'XYZ'"),
-        ("NORM", "ecg_id 1: cannot read scp_codes 'NORM'"),
-        ("{'NORM': __import__('os')}", "ecg_id 1: cannot read scp_codes"),
-        ("{'NORM': 'a'}", "ecg_id 1: cannot read scp_codes"),
-        ("{1: 2.0}", "ecg_id 1: cannot read scp_codes"),
+        ("NORM", "ecg_id 1: invalid scp_codes 'NORM'"),
+        ("{'NORM': __import__('os')}", "ecg_id 1: invalid scp_codes"),
+        ("{'NORM': 'a'}", "ecg_id 1: invalid scp_codes"),
+        ("{1: 2.0}", "ecg_id 1: invalid scp_codes"),
     ],
 )
 def test_mistakes_in_the_database(tmp_path: Path, statements: str, message: str) -> None:
@@ -115,5 +115,5 @@ def test_another_file_or_level(tmp_path: Path, database: Path) -> None:
         read_ptbxl_database(database, "super")
     path = tmp_path / "other.csv"
     path.write_text("recording,scp_codes\n1,a\n")
-    with pytest.raises(LabelError, match="no column 'ecg_id'; it has recording, scp_codes"):
+    with pytest.raises(LabelError, match="no column 'ecg_id'; known: recording, scp_codes"):
         read_ptbxl_database(path, "all")

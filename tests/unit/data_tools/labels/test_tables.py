@@ -86,12 +86,12 @@ def test_classes_of_a_trained_model(tmp_path: Path) -> None:
     definition = LabelDefinition(name="grade", kind="multiclass", classes=("c", "b", "a"))
     path = write(tmp_path, "recording,grade\n007,b\n8,c\n")
     assert read_label_table(path, "multiclass", ["grade"], definition).label(SAMPLES).values.tolist() == [1, 1, 0, -1]
-    with pytest.raises(LabelError, match="has the class 'd', which is none of the model's: c, b, a"):
+    with pytest.raises(LabelError, match="has the class 'd', but the model knows only c, b, a"):
         read_label_table(write(tmp_path, "recording,grade\n007,d\n"), "multiclass", ["grade"], definition)
     with pytest.raises(LabelError, match="read as 'binary', but the model's labels are of kind 'multiclass'"):
         read_label_table(write(tmp_path, "recording,grade\n007,1\n"), "binary", ["grade"], definition)
     definition = LabelDefinition(name="x", kind="multilabel", classes=("mi", "lvh"))
-    with pytest.raises(LabelError, match="the columns are lvh, mi, but the model's classes mi, lvh"):
+    with pytest.raises(LabelError, match="the columns are lvh, mi, but the model's classes are mi, lvh"):
         read_label_table(write(tmp_path, "recording,mi,lvh\n007,1,1\n"), "multilabel", ["lvh", "mi"], definition)
 
 
@@ -103,22 +103,22 @@ def test_rows_that_agree_count_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "columns", "message"),
     [
-        ("recording,x\n8,1\n", "binary", ["y"], "no column 'y'; it has recording, x"),
+        ("recording,x\n8,1\n", "binary", ["y"], "no column 'y'; known: recording, x"),
         ("name,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
         ("source,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
         ("recording,x\n8,1\n", "binary", [], "name one or more columns of labels"),
-        ("recording,x,y\n8,1,1\n", "binary", ["x", "y"], "labels of kind 'binary' are in one column, got x, y"),
-        ("recording,x\n8,1\n9,2\n", "binary", ["x"], "column 'x' of kind 'binary' must hold 0 or 1, got 2"),
-        ("recording,x\n8,yes please\n", "multilabel", ["x"], "column 'x' must hold numbers, got 'yes please'"),
-        ("recording,x\n8,inf\n", "regression", ["x"], "column 'x' holds infinity"),
-        ("recording,x,y\n8,1,0\n9,1,\n", "multilabel", ["x", "y"], "1 rows have some labels but not all, such as no 'y'"),
+        ("recording,x,y\n8,1,1\n", "binary", ["x", "y"], "labels of kind 'binary' need exactly one column, got x, y"),
+        ("recording,x\n8,1\n9,2\n", "binary", ["x"], "column 'x' of kind 'binary' must contain only 0 and 1, got 2"),
+        ("recording,x\n8,yes please\n", "multilabel", ["x"], "column 'x' must contain numbers, got 'yes please'"),
+        ("recording,x\n8,inf\n", "regression", ["x"], "column 'x' contains infinity"),
+        ("recording,x,y\n8,1,0\n9,1,\n", "multilabel", ["x", "y"], "1 rows have only some of the labels (one lacks 'y')"),
         ("recording,x\n8,1\n9,0\n8,0\n", "binary", ["x"], "rows for 8 disagree: 'x' is both 1 and 0"),
         ("source,recording,x\na,8,1\na,8,0\n", "binary", ["x"], "rows for a/8 disagree"),
         ("recording,x\n8,1\n,0\n", "binary", ["x"], "column 'recording' is empty in row 2"),
         ("recording,x\n", "binary", ["x"], "the table has no rows"),
         ("recording,x\n8,a\n9,a\n", "multiclass", ["x"], "column 'x' has 1 classes; expected 2 to 10000"),
-        ("recording,x\n8,1.5\n9,a\n", "multiclass", ["x", "y"], "labels of kind 'multiclass' are in one column"),
-        ("recording,x\n8,1.5\n9,2.5\n", "multiclass", ["x"], "must hold names or whole numbers of classes, got double"),
+        ("recording,x\n8,1.5\n9,a\n", "multiclass", ["x", "y"], "labels of kind 'multiclass' need exactly one column"),
+        ("recording,x\n8,1.5\n9,2.5\n", "multiclass", ["x"], "must contain class names or integers, got double"),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, kind: Kind, columns: list[str], message: str) -> None:
@@ -157,11 +157,11 @@ def test_keys_are_checked_over_all_splits(tmp_path: Path, simulated_dataset: Pat
     table = read_label_table(path, "regression", ["x"])
     assert table.check_keys([dataset], allow_unmatched=True) == 2
     with pytest.raises(
-        LabelError, match=f"2 of {len(lines) + 2} values of recording are not in {simulated_dataset}: Z1, Z2; remove"
+        LabelError, match=f"2 of {len(lines) + 2} values of 'recording' are not in {simulated_dataset}: Z1, Z2; remove"
     ):
         table.check_keys([dataset])
     path = write(tmp_path, "recording,x\nZ1,5\nZ2,6\nZ3,6\nZ4,6\n")
-    with pytest.raises(LabelError, match=r"none of 4 values of recording is in .*: Z1, Z2, Z3, …; see"):
+    with pytest.raises(LabelError, match=r"none of the 4 values of 'recording' is in .*: Z1, Z2, Z3, …; see"):
         read_label_table(path, "regression", ["x"]).check_keys([dataset], allow_unmatched=True)
 
 

@@ -26,7 +26,7 @@ TITLES = [
     "Baseline shift",
     "Random lead masking",
     "Time mask",
-    "All of these",
+    "All combined",
 ]
 
 
@@ -68,7 +68,7 @@ def test_panels_are_what_training_sees(dataset: Dataset, seed: int) -> None:
     store.read(order.indices(0, 1), crops)
     panels = {panel.title: panel.signal for panel in make_panels(crops[0, :, :2500], seed)}
     fields = AugmentationOptions.model_fields
-    choices: dict[str, list[str]] = {"Original": [], "All of these": list(fields)}
+    choices: dict[str, list[str]] = {"Original": [], "All combined": list(fields)}
     choices |= {title: [name] for title, name in zip(TITLES[1:-1], fields, strict=True)}
     for title, names in choices.items():
         options = DataOptions.model_validate({"loader": "torch", "augmentations": {name: {} for name in names}})

@@ -133,7 +133,7 @@ def test_a_cohort_that_was_stopped_goes_on(tmp_path: Path) -> None:
 def test_another_cohort_is_refused(tmp_path: Path, num_patients: int, seed: int) -> None:
     write_cohort(tmp_path, 2, 0)
     before = contents(tmp_path)
-    with pytest.raises(ValueError, match=r"contains another cohort.*give another folder") as caught:
+    with pytest.raises(ValueError, match=r"already contains another cohort.*choose another folder") as caught:
         write_cohort(tmp_path, num_patients, seed)
     assert "\n" not in str(caught.value)
     assert contents(tmp_path) == before
@@ -142,7 +142,7 @@ def test_another_cohort_is_refused(tmp_path: Path, num_patients: int, seed: int)
 @pytest.mark.parametrize("marker", ["{", "[]", json.dumps({"format": "ecg-engine-simulated-cohort"}), "\x00\x01"])
 def test_a_broken_marker_is_refused(tmp_path: Path, marker: str) -> None:
     (tmp_path / "cohort.json").write_text(marker)
-    with pytest.raises(ValueError, match="contains another cohort"):
+    with pytest.raises(ValueError, match="already contains another cohort"):
         write_cohort(tmp_path, 2, 0)
 
 

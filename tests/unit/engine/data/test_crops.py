@@ -99,7 +99,7 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Pa
     shard = folder / "shards" / "pretrain-000002.tar"
     with shard.open("rb+") as file:
         file.truncate(shard.stat().st_size // 2)
-    with pytest.raises(DatasetError, match=r"shards/pretrain-000002\.tar ends at byte \d+, within a crop"):
+    with pytest.raises(DatasetError, match=r"shards/pretrain-000002\.tar is truncated at byte \d+"):
         read(store, [store.num_crops - 1])
 
 
@@ -127,5 +127,5 @@ def test_an_unknown_or_empty_split_is_refused(dataset: Dataset, tmp_path: Path) 
     with pytest.raises(DatasetError, match="no split 'test'; its splits are pretrain, valid"):
         CropStore(dataset, "test")
     padded_only = Dataset.open(write_dataset(tmp_path / "padded", {"pretrain": 3}, partial_every=1))
-    with pytest.raises(DatasetError, match="split 'pretrain' has no complete 10-s crop"):
+    with pytest.raises(DatasetError, match="split 'pretrain' contains no complete 10-s crop"):
         CropStore(padded_only, "pretrain")

@@ -77,9 +77,9 @@ def test_rewards_follow_the_order_of_the_classes(rewards: Rewards) -> None:
 @pytest.mark.parametrize(
     ("codes", "message"),
     [
-        ([["426783006"], ["1234567"]], "not defined for the class with codes 1234567"),
-        ([["426783006"], []], r"not defined for the class with codes \(none\)"),
-        ([["164889003", "164890007"]], "not defined for the class with codes 164889003, 164890007"),
+        ([["426783006"], ["1234567"]], "does not score the class with codes 1234567"),
+        ([["426783006"], []], r"does not score the class with codes \(none\)"),
+        ([["164889003", "164890007"]], "does not score the class with codes 164889003, 164890007"),
         ([["164889003"]], "needs the class sinus rhythm"),
     ],
 )

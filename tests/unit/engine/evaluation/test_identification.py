@@ -76,7 +76,7 @@ def test_expected_accuracy_in_smaller_galleries() -> None:
         assert result.rank_accuracy(k) < result.rank_accuracy(k, num_others) < 1
     assert result.rank_accuracy(1, 11) == pytest.approx(result.rank_accuracy(1))
     assert result.rank_accuracy(1, 0) == 1
-    with pytest.raises(UserError, match="a gallery with 12 other entries cannot be drawn from 11"):
+    with pytest.raises(UserError, match="cannot draw 12 entries of other patients: there are only 11"):
         result.rank_accuracy(1, 12)
 
 
@@ -116,10 +116,10 @@ def test_a_gallery_of_one_patient_has_no_impostors() -> None:
 @pytest.mark.parametrize(
     ("probes", "gallery", "patients", "message"),
     [
-        (np.ones((2, 3)), np.ones((2, 3)), ["a", "z"], "1 patients among the probes are not in the gallery: z"),
+        (np.ones((2, 3)), np.ones((2, 3)), ["a", "z"], "1 patients of the probes are not in the gallery: z"),
         (np.ones((2, 3)), np.ones((2, 4)), ["a", "b"], "probes have 3 dimensions and the gallery 4"),
-        (np.zeros((2, 3)), np.ones((2, 3)), ["a", "b"], "probe embeddings hold a zero vector, NaN or infinity"),
-        (np.ones(3), np.ones((2, 3)), ["a", "b"], r"must be a table \[samples, dimensions\], got shape \(3,\)"),
+        (np.zeros((2, 3)), np.ones((2, 3)), ["a", "b"], "probe embeddings contain NaN, infinity or a zero vector"),
+        (np.ones(3), np.ones((2, 3)), ["a", "b"], r"expected probe embeddings \[samples, dimensions\], got shape \(3,\)"),
     ],
 )
 def test_mistakes(probes: FloatArray, gallery: FloatArray, patients: list[str], message: str) -> None:

@@ -99,11 +99,11 @@ def test_identification_metrics() -> None:
 def test_mistakes() -> None:
     with pytest.raises(UserError, match=r"probabilities must lie in \[0, 1\], got -2 to 3; logits\?"):
         MultilabelMetrics([[0], [1]], [[-2.0], [3.0]])
-    with pytest.raises(UserError, match=r"one shape with 2 axes, got \(2, 1\) and \(3, 1\)"):
+    with pytest.raises(UserError, match=r"the same shape with 2 axes, got \(2, 1\) and \(3, 1\)"):
         MultilabelMetrics([[0], [1]], [[0.1], [0.2], [0.3]])
-    with pytest.raises(UserError, match="2 classes are named, but there are predictions for 1"):
+    with pytest.raises(UserError, match="got 2 class names, but predictions for 1 classes"):
         MultilabelMetrics([[0], [1]], [[0.1], [0.2]], classes=["a", "b"])
-    with pytest.raises(UserError, match="numbers of classes from 0 to 1"):
+    with pytest.raises(UserError, match="class numbers from 0 to 1"):
         MulticlassMetrics([0, 2], [[0.1, 0.9], [0.2, 0.8]])
-    with pytest.raises(UserError, match="there is nothing to evaluate"):
+    with pytest.raises(UserError, match="no samples to evaluate"):
         RegressionMetrics(np.zeros(0), np.zeros(0))

@@ -63,7 +63,7 @@ def test_weights_of_zero_leave_a_class_without_positives() -> None:
 
 
 def test_scores_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(UserError, match="predictions hold NaN or infinity in 1 of 2 places"):
+    with pytest.raises(UserError, match="predictions: 1 of 2 values are NaN or infinite"):
         auroc([[1], [0]], [[np.nan], [0.2]])
 
 

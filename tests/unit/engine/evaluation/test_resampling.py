@@ -122,7 +122,7 @@ def test_identification() -> None:
 
 def test_mistakes() -> None:
     metrics = RegressionMetrics(np.zeros(3), np.ones(3))
-    with pytest.raises(UserError, match="2 patients are given for 3 samples"):
+    with pytest.raises(UserError, match="got 2 patients for 3 samples"):
         bootstrap(metrics, [1, 2])
     with pytest.raises(UserError, match="needs two or more patients"):
         bootstrap(metrics, [1, 1, 1])

@@ -91,7 +91,7 @@ def test_leads_are_in_the_models_order(tmp_path: Path) -> None:
 
 def test_leads_that_the_model_lacks_are_refused(tmp_path: Path) -> None:
     model = load(save_tiny_encoder(tmp_path / "model", leads=("I", "II")))
-    with pytest.raises(UserError, match=r"has no lead V1; choose among I, II"):
+    with pytest.raises(UserError, match=r"has no lead V1: choose from I, II"):
         Embedder(model, ["I", "V1"])
 
 

@@ -216,5 +216,5 @@ def test_training_chooses_other_codes_than_the_argmax() -> None:
 def test_wrong_options_are_named() -> None:
     with pytest.raises(ValidationError, match="code_width 10 is not divisible by num_codebooks 4"):
         W2VOptions(code_width=10, num_codebooks=4)
-    with pytest.raises(ValidationError, match=r"gumbel_end 3.0 is above gumbel_start 2.0"):
+    with pytest.raises(ValidationError, match=r"gumbel_end 3.0 is larger than gumbel_start 2.0"):
         W2VOptions(gumbel_end=3.0)
