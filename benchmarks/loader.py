@@ -13,6 +13,7 @@ cut them into segments in mV (`crop`), mask leads (`+ RLM`) and add noise; `webd
 
 import argparse
 import io
+import itertools
 import tempfile
 import time
 from collections.abc import Iterator
@@ -32,7 +33,8 @@ from data_tools.shards.dataset import Dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
 from engine.data.dali_loader import is_dali_installed
-from engine.data.reader import RawReader, prefetch_batches
+from engine.data.reader import RawReader
+from engine.prefetch import prefetch
 
 SPLIT = "pretrain"
 SEED = 1
@@ -111,12 +113,9 @@ def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: Exit
     """Returns everything that is compared; ``stack`` closes it."""
     store = CropStore(dataset, SPLIT)
     order = SampleOrder(store.num_crops, SEED)
-    reader = prefetch_batches(
-        RawReader(store, order, arguments.batch_size, range(12)),
-        batch_size=arguments.batch_size,
-        prefetch=arguments.prefetch,
-        num_threads=arguments.threads,
-    )
+    read = RawReader(store, order, arguments.batch_size, range(12))
+    starts = itertools.count(0, arguments.batch_size)
+    reader = prefetch(starts, lambda start: [read(start)], num_threads=arguments.threads, num_ahead=arguments.prefetch + 1)
     stack.callback(reader.close)
     candidates = [make_webdataset(dataset, arguments), Candidate("reader", "raw int16", reader, torch.device("cpu"))]
     for data, augmentations in AUGMENTATIONS.items():

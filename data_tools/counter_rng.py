@@ -59,40 +59,17 @@ def _number(name: str) -> int:
 
 
 def fold_counter(ops: WordOps, key: Array, low: Array, high: Array) -> Array:
-    """Folds 64-bit counters, such as row numbers, into a key.
-
-    Args:
-        ops: of the kind of array.
-        key: a word.
-        low: the lower words of the counters.
-        high: their upper words.
-
-    Returns:
-        The keys: words of the counters' shape.
-    """
+    """Folds 64-bit counters, such as row numbers, given as words ``low`` and ``high``, into a key: words of their shape."""
     return _lowbias32(ops, _lowbias32(ops, low ^ key) + high + ops.word(_GOLDEN))
 
 
 def random_words(ops: WordOps, row_key: Array, columns: Array) -> Array:
-    """Hashes (row key, column) to uniformly distributed words.
-
-    Args:
-        ops: of the kind of array.
-        row_key: words from :func:`fold_counter`.
-        columns: words of a shape that broadcasts with that of ``row_key``.
-
-    Returns:
-        Words of the shape that both broadcast to.
-    """
+    """Hashes keys from :func:`fold_counter` and columns, words whose shapes broadcast, to uniformly distributed words."""
     return _lowbias32(ops, _lowbias32(ops, columns + row_key) ^ row_key)
 
 
 def to_uniform(ops: WordOps, words: Array) -> Array:
-    """Turns random words into draws from U(0, 1), open at both ends, so that logarithms are finite.
-
-    Returns:
-        float32 of the same shape, multiples of 2**-24 from 2**-24 to 1 - 2**-24.
-    """
+    """Turns random words into draws from U(0, 1), float32, open at both ends, so that logarithms are finite."""
     return (ops.to_float(ops.shift_right(words, 9)) + 0.5) * 2.0**-23
 
 

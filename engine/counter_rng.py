@@ -42,26 +42,13 @@ def row_keys(key: int | Tensor, rows: Tensor) -> Tensor:
 
 
 def random_bits(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
-    """Hashes (key, row, column) to uniformly distributed 32-bit words.
-
-    Args:
-        key: from :func:`fold_key` or :func:`row_keys`.
-        rows: int64 [R], global row numbers or stream positions, not negative.
-        num_columns: K.
-
-    Returns:
-        int32 [R, K] on the device of ``rows``.
-    """
+    """Hashes (key, row, column) to uniformly distributed 32-bit words, int32 [R, K]; for key and rows see :func:`row_keys`."""
     columns = torch.arange(num_columns, dtype=torch.int32, device=rows.device)
     words: Tensor = counter_rng.random_words(TORCH_WORDS, row_keys(key, rows)[:, None], columns)
     return words
 
 
 def uniform(key: int | Tensor, rows: Tensor, num_columns: int) -> Tensor:
-    """Draws from U(0, 1), open at both ends; arguments as for :func:`random_bits`.
-
-    Returns:
-        float32 [R, K], multiples of 2**-24 from 2**-24 to 1 - 2**-24, so that logarithms are finite.
-    """
+    """Draws from U(0, 1): float32 [R, K], multiples of 2**-24 from 2**-24 to 1 - 2**-24, so that logarithms are finite."""
     draws: Tensor = counter_rng.to_uniform(TORCH_WORDS, random_bits(key, rows, num_columns))
     return draws

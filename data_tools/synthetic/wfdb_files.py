@@ -46,5 +46,5 @@ def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling
         OSError: the folder cannot be written or the disk is full.
     """
     with atomic_write(folder / f"{name}.mat") as file:
-        scipy.io.savemat(file, {"val": signal}, format="4")  # type: ignore[arg-type] -- the stubs know only paths
+        scipy.io.savemat(file, {"val": signal}, format="4")  # type: ignore[arg-type] # the stubs know only paths
     write_text(folder / f"{name}.hea", header_text(name, signal, sampling_rate, comments))

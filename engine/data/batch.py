@@ -40,14 +40,7 @@ class Batch:
 
 
 def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.device) -> Batch:
-    """Returns a batch of noise, each sample of another patient, for trials and measurements.
-
-    Args:
-        size: number of samples.
-        num_leads: number of leads.
-        pair: the segments of a sample.
-        device: the batch's device.
-    """
+    """Returns a batch of ``size`` samples of noise, each of another patient, for trials and measurements."""
     numbers = torch.arange(size, device=device)
     segments = torch.randn(size, num_segments(pair), num_leads, SEGMENT_SAMPLES, device=device)
     return Batch(segments, recording=numbers, patient=numbers, row=numbers, position=numbers)

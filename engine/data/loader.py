@@ -1,5 +1,6 @@
 """The base class of loaders: position in the stream of crops, and state."""
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
@@ -13,9 +14,10 @@ from engine.data.batch import Batch
 from engine.data.buffers import to_device
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.data.reader import RawBatch, RawReader, prefetch_batches
+from engine.data.reader import RawBatch, RawReader
 from engine.data.transform import Transform
 from engine.options import UserError
+from engine.prefetch import prefetch
 
 STATE_VERSION = 2
 _Loaded = TypeVar("_Loaded")
@@ -58,15 +60,18 @@ class LoaderSetup:
         return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
 
     def prefetch_batches(self, load: Callable[[int], _Loaded], cursor: int = 0) -> Generator[_Loaded, None, None]:
-        """Yields this rank's batches from a cursor on, which ``load`` makes from stream positions."""
-        return prefetch_batches(
-            load,
-            batch_size=self.batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            prefetch=self.prefetch,
+        """Yields this rank's batches from a cursor on, while the next ones are being loaded.
+
+        Args:
+            load: makes a batch from the stream position of its first crop; called by several threads at once.
+            cursor: number of crops that all ranks together have consumed before.
+        """
+        return prefetch(
+            itertools.count(cursor + self.rank * self.batch_size, self.world_size * self.batch_size),
+            lambda start: [load(start)],
             num_threads=self.num_threads,
-            cursor=cursor,
+            num_ahead=self.prefetch + 1,  # the batch about to be returned is one of them
+            thread_name="crop-reader",
         )
 
 

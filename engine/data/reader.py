@@ -1,9 +1,7 @@
-"""Reads batches ahead, in the order of the stream; both loaders are built on it."""
+"""Reads batches at any place of the stream; both loaders are built on it."""
 
-import itertools
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,9 +11,6 @@ from data_tools.recording import CROP_SAMPLES
 from engine.data.buffers import BufferPool
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
-from engine.prefetch import prefetch as prefetch_parts
-
-_Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True)
@@ -63,34 +58,3 @@ class RawReader:
         signals = self._buffers.take()
         self._store.read(rows, signals, self._leads)
         return RawBatch(signals, rows, start)
-
-
-def prefetch_batches(
-    load: Callable[[int], _Loaded],
-    *,
-    batch_size: int,
-    rank: int = 0,
-    world_size: int = 1,
-    prefetch: int,
-    num_threads: int,
-    cursor: int = 0,
-) -> Generator[_Loaded, None, None]:
-    """Yields this rank's batches without end, while the next ones are being loaded; closing the generator ends the threads.
-
-    Args:
-        load: makes a batch from the stream position of its first crop; called by several threads at once. What it raises is
-            raised here in its turn.
-        batch_size: number of crops of one rank.
-        rank: this process, among ``world_size``.
-        world_size: number of ranks.
-        prefetch: number of batches loaded ahead.
-        num_threads: number of threads, each of which loads a batch of its own.
-        cursor: number of crops that all ranks together have consumed before.
-    """
-    return prefetch_parts(
-        itertools.count(cursor + rank * batch_size, world_size * batch_size),
-        lambda start: [load(start)],
-        num_threads=num_threads,
-        num_ahead=prefetch + 1,  # the batch about to be returned is one of them
-        thread_name="crop-reader",
-    )

@@ -54,9 +54,7 @@ class Matching:
         if num_others is None:
             return float((self.ranks <= k).mean())
         if not 0 <= num_others <= self.num_others.min():
-            raise UserError(
-                f"cannot draw a gallery with {num_others} entries of other patients: there are only {self.num_others.min()}"
-            )
+            raise UserError(f"cannot draw {num_others} entries of other patients: there are only {self.num_others.min()}")
         # Of the drawn entries, fewer than k may be among those that are ahead of the genuine one: hypergeometric.
         return float(np.mean(hypergeom.cdf(k - 1, self.num_others, self.ranks - 1, num_others)))
 
@@ -121,9 +119,7 @@ def match(
     """
     left, right = _normalize(probes, "probe"), _normalize(gallery, "gallery")
     if left.shape[1] != right.shape[1]:
-        raise UserError(
-            f"the probes have {left.shape[1]} dimensions, but the gallery has {right.shape[1]}: use the same model for both"
-        )
+        raise UserError(f"probes have {left.shape[1]} dimensions, the gallery has {right.shape[1]}: use one model for both")
     names, numbers = np.unique(np.r_[np.asarray(probe_patients), np.asarray(gallery_patients)], return_inverse=True)
     own, others = numbers[: len(left)], numbers[len(left) :]
     missing = np.setdiff1d(own, others)

@@ -14,7 +14,7 @@ from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 from engine.device import DTYPES, Precision
 from engine.inference.inputs import Crop
-from engine.models import ModelConfig, PretrainedModel
+from engine.models import PretrainedModel
 from engine.models.pretrained import zscore_per_lead
 from engine.options import UserError
 
@@ -45,8 +45,16 @@ class Embedder:
         precision: Precision = "fp32",
     ) -> None:
         config = model.config
-        _check_model(config)
-        self.leads = _choose_leads(config, leads)
+        if config.sampling_rate != SAMPLING_RATE:
+            raise UserError(f"the model expects {config.sampling_rate} Hz, but crops have {SAMPLING_RATE} Hz")
+        if config.segment_samples > CROP_SAMPLES:
+            raise UserError(
+                f"the model expects segments of {config.segment_samples} samples, more than a crop ({CROP_SAMPLES})"
+            )
+        unknown = [lead for lead in leads or () if lead not in config.leads]
+        if unknown:
+            raise UserError(f"the model has no lead {', '.join(unknown)}: choose from {', '.join(config.leads)}")
+        self.leads = tuple(config.leads if leads is None else leads)
         self.num_segments = CROP_SAMPLES // config.segment_samples
         self.width = config.encoder.width
         self._model = model.to(device).eval()
@@ -90,17 +98,3 @@ class Embedder:
         context = self._model.encoder(segments.to(self._dtype)).context
         embeddings: NDArray[np.float32] = context.mean(1, dtype=torch.float32).cpu().numpy()
         return embeddings
-
-
-def _check_model(config: ModelConfig) -> None:
-    if config.sampling_rate != SAMPLING_RATE:
-        raise UserError(f"the model expects {config.sampling_rate} Hz, but crops have {SAMPLING_RATE} Hz")
-    if config.segment_samples > CROP_SAMPLES:
-        raise UserError(f"the model expects segments of {config.segment_samples} samples, more than a crop ({CROP_SAMPLES})")
-
-
-def _choose_leads(config: ModelConfig, leads: Sequence[str] | None) -> tuple[str, ...]:
-    unknown = [lead for lead in leads or () if lead not in config.leads]
-    if unknown:
-        raise UserError(f"the model has no lead {', '.join(unknown)}: choose from {', '.join(config.leads)}")
-    return tuple(config.leads if leads is None else leads)

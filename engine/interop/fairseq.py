@@ -20,11 +20,11 @@ from engine.interop.fairseq_keys import (
     to_official,
     to_ours,
 )
-from engine.interop.native import empty_tensors, load_tensors, save_model
+from engine.interop.native import empty_tensors, load_tensors
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models.model_config import ModelConfig, Normalization
 from engine.models.model_weights import check_shapes
-from engine.models.pretrained import check_new_folder
+from engine.models.pretrained import check_new_folder, save
 from engine.options import UserError
 
 _MASK = "encoder.mask_embedding.embedding"
@@ -63,7 +63,7 @@ def import_fairseq(
     notes = [f"ignored: {key} (not part of the model)" for key in content if key not in {"cfg", "model"}]
     config, assumed = _make_config(checkpoint, model, weights, normalization, leads, labels)
     tensors, ignored = _convert_weights(str(checkpoint), model, config, weights)
-    save_model(folder, config, tensors)
+    save(folder, config, tensors)
     return notes + ignored + assumed
 
 

@@ -8,10 +8,10 @@ from data_tools.leads import LEADS
 from data_tools.validation import describe_validation_error
 from engine.data import find_leads
 from engine.interop.deepspeed_files import read_old_info, read_old_weights
-from engine.interop.native import empty_tensors, save_model
+from engine.interop.native import empty_tensors
 from engine.models import ModelConfig
 from engine.models.model_weights import check_shapes
-from engine.models.pretrained import check_new_folder
+from engine.models.pretrained import check_new_folder, save
 from engine.options import UserError
 from engine.training.checkpoint import read_checkpoint, read_weights
 from engine.training.checkpoint_info import OLD_VERSIONS, CheckpointInfo, read_description
@@ -40,7 +40,7 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         config = _read_config(checkpoint, info)
         tensors = read_weights(checkpoint, info)
     check_shapes(str(checkpoint), tensors, empty_tensors(str(checkpoint), config))
-    save_model(folder, config, tensors)
+    save(folder, config, tensors)
     return ["ignored: optimizer state and position in the data, which only resuming the run needs"]
 
 

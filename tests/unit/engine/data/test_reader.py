@@ -4,14 +4,32 @@ import threading
 from collections.abc import Generator
 
 import numpy as np
+import torch
 
+from data_tools.augmentations.chain import AugmentationChain
 from engine.data import CropStore, SampleOrder
-from engine.data.reader import RawBatch, RawReader, prefetch_batches
+from engine.data.loader import LoaderSetup
+from engine.data.reader import RawBatch
+from engine.data.transform import Transform
 
 
-def read_batches(store: CropStore, order: SampleOrder, **changes: int) -> Generator[RawBatch, None, None]:
-    arguments = {"batch_size": 5, "prefetch": 3, "num_threads": 2, **changes}
-    return prefetch_batches(RawReader(store, order, arguments["batch_size"], range(12)), **arguments)
+def read_batches(
+    store: CropStore, order: SampleOrder, rank: int = 0, world_size: int = 1, cursor: int = 0
+) -> Generator[RawBatch, None, None]:
+    setup = LoaderSetup(
+        store,
+        order,
+        seed=order.seed,
+        batch_size=5,
+        rank=rank,
+        world_size=world_size,
+        device=torch.device("cpu"),
+        leads=tuple(range(12)),
+        transform=Transform(AugmentationChain([], 12), 12, seed=order.seed),
+        prefetch=3,
+        num_threads=2,
+    )
+    return setup.prefetch_batches(setup.make_raw_reader(), cursor)
 
 
 def num_reader_threads() -> int:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import engine.models
 from engine.interop.fairseq import export_fairseq, import_fairseq
-from engine.interop.native import empty_tensors, objective_section, save_model
+from engine.interop.native import empty_tensors, objective_section
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.feature_encoder import FeatureNorm
 from engine.objectives import OBJECTIVES
@@ -161,7 +161,7 @@ def test_the_encoder_of_every_objective_survives_a_round_trip(tmp_path: Path, na
     objective = objective_section(name, {})
     config = ModelConfig(kind="pretraining", encoder=options, objective=objective)
     tensors = {n: torch.randn(tensor.shape) for n, tensor in empty_tensors("here", config).items()}
-    save_model(tmp_path / "model", config, tensors)
+    engine.models.save(tmp_path / "model", config, tensors)
     export_fairseq(tmp_path / "model", tmp_path / "back.pt")
     import_fairseq(tmp_path / "back.pt", tmp_path / "again")
     again = engine.models.load(tmp_path / "again")
@@ -198,7 +198,7 @@ def test_any_architecture_in_the_cfg(tmp_path: Path) -> None:
         "encoder.feature_projection.weight": torch.eye(24),
         "encoder.feature_projection.bias": torch.zeros(24),
     }
-    save_model(tmp_path / "model", config, tensors)
+    engine.models.save(tmp_path / "model", config, tensors)
     weights = exported(tmp_path)
     assert not any(name.startswith("post_extract_proj") for name in weights)
     with pytest.raises(UserError, match="--leads"):
@@ -213,7 +213,7 @@ def test_any_architecture_in_the_cfg(tmp_path: Path) -> None:
 def test_a_projection_without_an_official_form_is_refused(tmp_path: Path) -> None:
     options = EncoderOptions(feature_channels=32, width=32, depth=1, num_heads=4, mlp_width=8, pos_kernel=4, pos_groups=4)
     config = ModelConfig(kind="encoder", encoder=options)
-    save_model(tmp_path / "model", config, {n: torch.ones(t.shape) for n, t in empty_tensors("here", config).items()})
+    engine.models.save(tmp_path / "model", config, {n: torch.ones(t.shape) for n, t in empty_tensors("here", config).items()})
     with pytest.raises(UserError, match="not the identity"):
         export_fairseq(tmp_path / "model", tmp_path / "back.pt")
     assert not (tmp_path / "back.pt").exists()

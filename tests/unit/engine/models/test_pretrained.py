@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import engine.models
 from data_tools.leads import LEADS
-from engine.interop.native import load_tensors, objective_section, save_model
+from engine.interop.native import load_tensors, objective_section
 from engine.models import ClassificationHead, Encoder, EncoderOptions, ModelConfig, PretrainedModel
 from engine.models.heads import pool
 from engine.models.model_weights import meta_device
@@ -74,7 +74,7 @@ def refused(folder: Path) -> str:
 @pytest.mark.parametrize("kind", ["encoder", "pretraining", "classifier"])
 def test_loading_returns_what_was_saved(tmp_path: Path, kind: str) -> None:
     config, tensors = random_tensors(kind)
-    save_model(tmp_path / "new" / "model", config, tensors)
+    engine.models.save(tmp_path / "new" / "model", config, tensors)
     model, loaded = load_tensors(tmp_path / "new" / "model")
     assert model.config == config
     assert loaded.keys() == tensors.keys()
