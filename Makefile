@@ -1,11 +1,12 @@
 # Every target installs what it needs: the virtual environment is created once, and updated only when pyproject.toml or
 # constraints.txt change.
 #
-#   make pretrain                    quickstart: trains a tiny model on a simulated cohort, two minutes on two CPU cores
+#   make setup                       creates the virtual environment with all dependencies
+#   make pretrain                    quickstart: trains a tiny model on a simulated cohort, a few minutes on two CPU cores
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
-#   make bench                       compares the speed of training step and loader with the recorded speed, as ratios
-#   make messages                    lists every message that users may see, for proofreading
+#   make bench                       compares speed ratios of training step and loader with the recorded ones
+#   make messages                    lists every message that users can see, for proofreading
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -32,7 +32,7 @@ class Input(NamedTuple):
 
 
 # Assumptions. Bandwidths are those of one GPU in one direction, as achieved by an all-reduce.
-_MATMUL = Input("large bf16 matrix product on an H200", 790.0, "TFLOP/s", "seen on such GPUs", is_measured=False)
+_MATMUL = Input("large bf16 matmul on an H200", 790.0, "TFLOP/s", "seen on such GPUs", is_measured=False)
 _MFU = Input("MFU of the step", 60.0, "%", "the goal, not a measurement", is_measured=False)
 _NODE = Input("bandwidth within a node of 8", 300.0, "GB/s", "two thirds of NVLink 4's nominal 450", is_measured=False)
 _NETWORK = Input("bandwidth of a GPU between nodes", 40.0, "GB/s", "four fifths of a 400 Gb/s adapter", is_measured=False)

@@ -102,7 +102,7 @@ def _build(result: Result) -> list[Table]:
     ]
     config = result["config"]
     caption = f"{config['num_recordings']:,} recordings, {config['num_crops']:,} crops ({config['input']})."
-    return [Table(caption, ["", "recordings/s", "min", "max", "recordings per CPU second"], rows)]
+    return [Table(caption, ["", "recordings/s", "min", "max", "recordings per CPU-second"], rows)]
 
 
 def _loader(result: Result) -> list[Table]:
@@ -115,12 +115,12 @@ def _loader(result: Result) -> list[Table]:
         f"{config['dataset']['num_crops']:,} crops, batch {config['batch_size']}, {config['threads']} threads, page cache "
         f"warm, batches on {config['device'].upper()}."
     )
-    return [Table(caption, ["loader", "data", "crops/s", "min", "max", "x webdataset"], rows)]
+    return [Table(caption, ["loader", "data", "crops/s", "min", "max", "speedup over webdataset"], rows)]
 
 
 def _train_step(result: Result) -> list[Table]:
     config, steps = result["config"], result["metrics"]["steps"]
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % vs F.linear", "matmul TFLOP/s"]
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s"]
     rows = [
         [
             step.get("pairs", config["pairs"]),
@@ -141,11 +141,11 @@ def _train_step(result: Result) -> list[Table]:
 
 def _breakdown(step: Result) -> Table:
     caption = (
-        f"Parts at {step['pairs']} pairs, {step['precision']}, and their limits: matrix product "
+        f"Parts at {step['pairs']} pairs, {step['precision']}, and their limits: matmul "
         f"{step['matmul_tflops']['median']:.3g} TFLOP/s, copy {step['copy_gb_per_second']['median']:.3g} GB/s."
     )
     if "loader_crops_per_second" in step:
-        caption += f" The loader on its own reaches {step['loader_crops_per_second']:,.0f} crops/s, in parallel to the step."
+        caption += f" The loader on its own reaches {step['loader_crops_per_second']:,.0f} crops/s, in parallel with the step."
     return Table(caption, BREAKDOWN_HEADERS, breakdown_rows(step))
 
 
@@ -159,8 +159,8 @@ def _variants(result: Result) -> list[Table]:
         shown = [format_cell(1e3 * seconds) for seconds in (forward, backward, limit)]
         rows.append([each["module"], each["name"], *shown, f"{100 * limit / (forward + backward):.0f} % of the limit"])
     mode = "compiled" if config["compile"] else "not compiled"
-    caption = f"Formulations at {config['pairs']} pairs, {config['precision']}, {mode}, on {config['device']}."
-    return [Table(caption, ["part", "formulation", "forward ms", "backward ms", "limit ms", ""], rows)]
+    caption = f"Implementations at {config['pairs']} pairs, {config['precision']}, {mode}, on {config['device']}."
+    return [Table(caption, ["part", "implementation", "forward ms", "backward ms", "limit ms", ""], rows)]
 
 
 def _scaling(result: Result) -> list[Table]:
@@ -186,13 +186,13 @@ def _regression(result: Result) -> list[Table]:
     rows: list[list[object]] = [
         [name, ratio["best"], ratio["min"], ratio["max"]] for name, ratio in result["metrics"]["ratios"].items()
     ]
-    caption = "The ratios that `make bench` compares with: best speed over best reference, and the range of the single ratios."
+    caption = "The baseline of `make bench`: best speed over best reference; min and max are those of the individual ratios."
     return [Table(caption, ["ratio", "best", "min", "max"], rows)]
 
 
 def _presets(result: Result) -> list[Table]:
     """Shows the contrastive losses only: the feature penalty makes the total loss fall even if nothing is learned."""
-    headers = ["preset", "loss", "before", "after", "at chance", "accuracy before %", "after %"]
+    headers = ["preset", "loss", "before", "after", "chance level", "accuracy before %", "after %"]
     rows: list[list[object]] = []
     for each in result["metrics"]["presets"]:
         for loss, chance in each["chance"].items():
@@ -231,7 +231,7 @@ _TABLES: dict[str, Callable[[Result], list[Table]]] = {
 
 # The official code is not part of this repository, so no script measures this: its step and ours alternated on the same two CPU
 # cores, and the ranges are those of several rounds. benchmarks/NOTES.md describes the comparison.
-_VS_OFFICIAL = "fp32 2.2 to 2.5 x, bf16 4.0 to 4.8 x"
+_VS_OFFICIAL = "fp32: 2.2 to 2.5x, bf16: 4.0 to 4.8x"
 # The rows of the loader benchmark that the README shows.
 _HEADLINE_DATA = {"crop", "crop + RLM", "crop + RLM + physio3", "crop + RLM + physio4"}
 
@@ -249,7 +249,7 @@ def headline(results: Mapping[str, Result]) -> Table:
     if "loader-cpu" in results:
         rows += _loader_headline(results["loader-cpu"])
     if "train-step-cpu" in results:
-        metric = "training step relative to the official code in fp32, 8 pairs, measured alternately on the same 2 CPU cores"
+        metric = "speedup of the training step over the official code in fp32, 8 pairs, measured alternately on the same 2 CPU cores"
         rows.append([metric, _VS_OFFICIAL, "NOTES.md"])
     for result in results.values():
         if result["benchmark"] == "train_step" and result["config"]["ranks"] == 1:
@@ -263,7 +263,7 @@ def headline(results: Mapping[str, Result]) -> Table:
         times = [step["step_seconds"]["median"] for step in results["train-step-cpu-2-ranks"]["metrics"]["steps"]]
         ratios = ", ".join(f"{seconds / times[0]:.2f}" for seconds in times[1:])
         rows.append(["step time of ZeRO-1, 2, 3 relative to ZeRO-0, two CPU ranks, fp32", ratios, "train_step.py"])
-    return Table("", ["metric", "value", "script in `benchmarks/`"], rows)
+    return Table("", ["metric", "value", "source in `benchmarks/`"], rows)
 
 
 def _loader_headline(result: Result) -> list[list[object]]:

@@ -1,4 +1,4 @@
-"""Time on the device, and the two rates that bound it: a large matrix product and a large copy."""
+"""Time on the device, and the two rates that bound it: a large matmul and a large copy."""
 
 import time
 from collections.abc import Callable

@@ -5,7 +5,7 @@
 Without --input, a cohort is simulated first. Each repeat builds the whole dataset, from finding the recordings and starting
 workers to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one core. The
 candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range.
-Recordings per CPU second (of all processes, including their start) are the speed of one core, and hardly depend on other load.
+Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly depend on other load.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def main() -> None:
     }
     print(f"{len(paths)} recordings, {num_crops} crops, {arguments.repeats} repeats; median (min to max)\n")
     rows = [[name, *(_text(values) for values in spreads.values())] for name, spreads in rates.items()]
-    print_table(["", "recordings/s", "recordings per CPU second"], rows)
+    print_table(["", "recordings/s", "recordings per CPU-second"], rows)
     if arguments.json:
         versions = {name: importlib.metadata.version(name) for name in ("dask", "distributed", "wfdb", "scipy")}
         config = {

@@ -6,9 +6,9 @@ Measures a few speeds, each relative to what the same machine can do at that mom
 recorded in results/regression-DEVICE.json. A speed and its reference are measured alternately, and the best speed is divided
 by the best reference, because other load on the machine can only lower either. A ratio below its tolerance is measured again
 at the end; if it is still too low, the exit status is 1. Ratios that have improved are reported: record them. Ratios are
-comparable on machines of the same kind only, so a CPU or GPU of another model causes a warning.
+comparable on machines of the same kind only, so a different CPU or GPU model causes a warning.
 
-    MFU                     FLOP/s of the training step relative to one large matrix product; tolerance 10 %
+    MFU                     FLOP/s of the training step relative to one large matmul; tolerance 10 %
     relative to conversion  crops/s of the loader relative to what no loader can avoid: converting int16 to float32 mV, with
                             NumPy in one thread; tolerance 25 % (a large memory copy is no stable reference: its rate varies
                             between 41 and 72 GB/s on the same machine)
@@ -124,7 +124,7 @@ def make_checks(dataset: Path, ranks: Ranks) -> list[Check]:
 
 
 def _step_mfu(ranks: Ranks, precision: str, num_pairs: int) -> Callable[[], Measurement]:
-    """Measures a step between two matrix products; the model is built on the first call."""
+    """Measures a step between two matmuls; the model is built on the first call."""
     steps: list[TrainingStep] = []
 
     def measure_once() -> Measurement:

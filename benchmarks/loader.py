@@ -200,7 +200,7 @@ def main(words: list[str] | None = None) -> None:
         shown = [crops["median"], crops["min"], crops["max"], result["ratio_to_webdataset"]]
         rows.append([result["loader"], result["data"], *shown])
     print(f"{num_crops:,} crops, batch {arguments.batch_size}, {arguments.threads} threads, page cache warm; crops/s\n")
-    print_table(["loader", "data", "median", "min", "max", "x webdataset"], rows)
+    print_table(["loader", "data", "median", "min", "max", "speedup over webdataset"], rows)
     if arguments.json:
         config = {**vars(arguments), "dataset": description}
         del config["json"]

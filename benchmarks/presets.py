@@ -1,10 +1,10 @@
-"""Checks that every pre-training preset learns: its losses before and after a short run on a simulated cohort.
+"""Measures what every pre-training preset learns: its losses before and after a short run on a simulated cohort.
 
     python benchmarks/presets.py [--steps 800] [--patients 200] [--json FILE] [PRESET ...]
 
 Each preset of configs/pretrain/ trains the quickstart's tiny model on the same crops in the same order. The losses are those
 of held-out patients, without dropout and with the same random draws before and after. The table shows the contrastive losses
-and their values at chance; the total loss, which is in the JSON file, falls even if nothing is learned, because of the feature
+and their chance levels; the total loss, which is in the JSON file, falls even if nothing is learned, because of the feature
 penalty. Losses of different objectives are not comparable. Nothing is timed, so the machine may be busy.
 """
 
@@ -93,7 +93,7 @@ def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace,
 
 
 def chance(config: PretrainConfig) -> dict[str, float]:
-    """Returns the approximate value of each contrastive loss at chance: the logarithm of the number of candidates."""
+    """Returns the approximate chance level of each contrastive loss: the logarithm of the number of candidates."""
     objective = config.to_mapping()["objective"]
     num_segments = 2 * config.train.batch_size
     is_symmetric = objective.get("cmsc", objective).get("form") == "symmetric"
@@ -114,7 +114,7 @@ def print_report(results: list[dict[str, Any]]) -> None:
             if loss in after:
                 accuracies = [100 * before[accuracy], 100 * after[accuracy]]
                 rows.append([result["preset"], part, before[loss], after[loss], result["chance"][loss], *accuracies])
-    print_table(["preset", "loss", "before", "after", "at chance", "accuracy before %", "after %"], rows)
+    print_table(["preset", "loss", "before", "after", "chance level", "accuracy before %", "after %"], rows)
 
 
 def main() -> int:

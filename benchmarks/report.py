@@ -123,7 +123,7 @@ def _filled(path: Path, text: str) -> str:
 def _headline_text(results: Mapping[str, Result]) -> str:
     table = headline(results)
     machines = dict.fromkeys(describe_environment(result, commit=False) for result in results.values())
-    return "\n".join([table.markdown(), "", "Medians. Recorded on:", "", *(f"- {line}" for line in machines)])
+    return "\n".join([table.markdown(), "", "Values are medians, recorded on:", "", *(f"- {line}" for line in machines)])
 
 
 def _results_text(results: Mapping[str, Result]) -> str:

@@ -6,11 +6,11 @@
 
 The step is the engine's own (forward, backward, all-reduce and AdamW through DeepSpeed), on random segments that are already on
 the device, so loading is not included. MFU is the rate of model FLOPs (matrix products and convolutions, forward once, backward
-twice) relative to that of one large matrix product, measured alternately with the step. The product uses the model's own
-formulation; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
+twice) relative to that of one large matmul, measured alternately with the step. The matmul runs through the
+model's own kernels; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
 With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
-of the matrix product and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
+of the matmul and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
 --profile writes the time by kernel and a trace of three steps of the first configuration.
 """
 
@@ -204,7 +204,7 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
 
 def _report(results: list[dict[str, Any]], ranks: Ranks) -> None:
     print_environment(environment())
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % vs F.linear", "matmul TFLOP/s"]
+    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s"]
     headers.append("peak GB so far")
     rows = []
     for result in results:
@@ -242,7 +242,7 @@ def _print_breakdown(result: dict[str, Any]) -> None:
     product, copy = result["matmul_tflops"]["median"], result["copy_gb_per_second"]["median"]
     print(
         f"\n{result['pairs']} pairs, {result['precision']}: parts and their limits "
-        f"(matrix product {product:.3g} TFLOP/s, copy {copy:.3g} GB/s read and written, all ranks)"
+        f"(matmul {product:.3g} TFLOP/s, copy {copy:.3g} GB/s read and written, all ranks)"
     )
     print_table(BREAKDOWN_HEADERS, breakdown_rows(result))
     passes = ", ".join(f"{name} {1e3 * seconds:,.1f} ms" for name, seconds in result["pass_seconds"].items())

@@ -1,9 +1,9 @@
-"""Finds the fastest formulation of attention and of the positional convolution on this device.
+"""Finds the fastest implementation of attention and of the positional convolution on this device.
 
     python benchmarks/variants.py [--pairs 64] [--precision bf16] [--compile] [--json FILE] [key.path=value ...]
 
-Measures every formulation that the model knows, forward and backward, at the shapes of a training step, and compares it with
-the limit given by its FLOPs and bytes; attention runs once per transformer block. A formulation that has no kernel for this
+Measures every implementation that the model knows, forward and backward, at the shapes of a training step, and compares it with
+the limit given by its FLOPs and bytes; attention runs once per transformer block. An implementation that has no kernel for this
 device or runs out of memory is listed with its error. The names are values of ``compute.attention`` and ``compute.positional``.
 """
 
@@ -55,7 +55,7 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=64, help="pairs of segments (default: %(default)s)")
     parser.add_argument("--precision", choices=list(DTYPES), default="bf16", help="arithmetic (default: %(default)s)")
     parser.add_argument("--compile", action="store_true", help="compile with torch.compile")
-    parser.add_argument("--repeats", type=int, default=5, help="measurements of each formulation (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=5, help="measurements of each implementation (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")
@@ -68,7 +68,7 @@ def _parse_arguments() -> argparse.Namespace:
 def _measure(
     module: str, name: str, options: EncoderOptions, device: torch.device, roofline: Roofline, arguments: argparse.Namespace
 ) -> dict[str, Any]:
-    """Times one formulation, or reports why it cannot run."""
+    """Times one implementation, or reports why it cannot run."""
     num_segments = 2 * arguments.pairs
     num_tokens = SEGMENT_SAMPLES // feature_encoder.samples_per_token(options.feature_blocks)
     x = torch.randn(num_segments, num_tokens, options.width, device=device).to(DTYPES[arguments.precision])
@@ -102,7 +102,7 @@ def _report(results: list[dict[str, Any]], arguments: argparse.Namespace, device
     mode = "compiled" if arguments.compile else "not compiled"
     print(f"{arguments.pairs} pairs, {arguments.precision}, {mode}, on {device.type}")
     rows = [_row(result) for result in results if "error" not in result]
-    print_table(["part", "formulation", "forward ms", "backward ms", "limit ms", "% of limit", "peak GB so far"], rows)
+    print_table(["part", "implementation", "forward ms", "backward ms", "limit ms", "% of limit", "peak GB so far"], rows)
     for result in results:
         if "error" in result:
             print(f"{result['module']} {result['name']}: {result['error']}")
