@@ -144,7 +144,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
                 labels += own_labels
     except OSError as error:
         raise ValueError(
-            f"{out}: cannot write the cohort ({error.strerror or error}): free some space or choose another folder"
+            f"{out}: cannot be written ({error.strerror or error}): free some space or choose another folder"
         ) from error
     return CohortSummary(
         path=out,

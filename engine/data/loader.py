@@ -116,7 +116,8 @@ class Loader(ABC):
 
     def seek(self, cursor: int) -> None:
         """Continues at a cursor: a number of crops consumed by all ranks together."""
-        assert cursor >= 0, f"unexpected cursor {cursor}"
+        if cursor < 0:
+            raise ValueError(f"a loader's cursor must not be negative, got {cursor}")
         if self._closed:
             raise ValueError("the loader is closed or has failed before; make a new one")
         self._seek(cursor)

@@ -229,7 +229,7 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
         (["--input", "set", "--split", "vlaid"], "unknown split 'vlaid'; known: pretrain, valid"),
         (["--input", "set", "--leads", "5"], "no combination of 5 leads"),
         (["--input", "set", "--leads", "I,V9"], "unknown lead 'V9'"),
-        (["--input", "set", "--leads", ""], "no lead ''"),
+        (["--input", "set", "--leads", ""], "unknown lead ''"),
         (["--input", "set", "--batch-size", "0"], "expected a positive integer"),
         (["--input", "set", "--workers", "two"], "expected a positive integer"),
         (["--input", "set", "--output", "out.npy"], "the file name must end in .npz"),

@@ -31,11 +31,11 @@ def test_survives_json() -> None:
         ({"kind": "multiclass", "classes": ["cat"], "codes": None}, "needs two or more classes"),
         ({"codes": [["c"]]}, "one or more codes for each class"),
         ({"codes": [["c"], []]}, "one or more codes for each class"),
-        ({"codes": [["c"], ["c"]]}, "each code once"),
+        ({"codes": [["c"], ["c"]]}, "each code only once"),
         ({"thresholds": [0.5]}, "got 1 thresholds for 2 classes"),
         ({"kind": "regression", "codes": None, "thresholds": [0.5, 0.5]}, "kind 'regression' has no thresholds"),
-        ({"threshold": [0.5]}, "threshold: Extra inputs are not permitted"),
-        ({"thresholds": [float("nan"), 0.5]}, "thresholds.0: Input should be a finite number"),
+        ({"threshold": [0.5]}, "threshold: no such key"),
+        ({"thresholds": [float("nan"), 0.5]}, "thresholds.0: input should be a finite number"),
     ],
 )
 def test_mistakes_in_a_definition(changes: dict[str, Any], message: str) -> None:

@@ -88,7 +88,7 @@ def test_classes_of_a_trained_model(tmp_path: Path) -> None:
     assert read_label_table(path, "multiclass", ["grade"], definition).label(SAMPLES).values.tolist() == [1, 1, 0, -1]
     with pytest.raises(LabelError, match="has the class 'd', but the model knows only c, b, a"):
         read_label_table(write(tmp_path, "recording,grade\n007,d\n"), "multiclass", ["grade"], definition)
-    with pytest.raises(LabelError, match="read as 'binary', but the model's labels are of kind 'multiclass'"):
+    with pytest.raises(LabelError, match="read as kind 'binary', but the model's labels are of kind 'multiclass'"):
         read_label_table(write(tmp_path, "recording,grade\n007,1\n"), "binary", ["grade"], definition)
     definition = LabelDefinition(name="x", kind="multilabel", classes=("mi", "lvh"))
     with pytest.raises(LabelError, match="the columns are lvh, mi, but the model's classes are mi, lvh"):
@@ -106,12 +106,12 @@ def test_rows_that_agree_count_once(tmp_path: Path) -> None:
         ("recording,x\n8,1\n", "binary", ["y"], "no column 'y'; known: recording, x"),
         ("name,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
         ("source,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
-        ("recording,x\n8,1\n", "binary", [], "name one or more columns of labels"),
+        ("recording,x\n8,1\n", "binary", [], "expected one or more distinct columns of labels"),
         ("recording,x,y\n8,1,1\n", "binary", ["x", "y"], "labels of kind 'binary' need exactly one column, got x, y"),
         ("recording,x\n8,1\n9,2\n", "binary", ["x"], "column 'x' of kind 'binary' must contain only 0 and 1, got 2"),
         ("recording,x\n8,yes please\n", "multilabel", ["x"], "column 'x' must contain numbers, got 'yes please'"),
         ("recording,x\n8,inf\n", "regression", ["x"], "column 'x' contains infinity"),
-        ("recording,x,y\n8,1,0\n9,1,\n", "multilabel", ["x", "y"], "1 rows have only some of the labels (one lacks 'y')"),
+        ("recording,x,y\n8,1,0\n9,1,\n", "multilabel", ["x", "y"], "1 rows have only some of the labels \\(one lacks 'y'\\)"),
         ("recording,x\n8,1\n9,0\n8,0\n", "binary", ["x"], "rows for 8 disagree: 'x' is both 1 and 0"),
         ("source,recording,x\na,8,1\na,8,0\n", "binary", ["x"], "rows for a/8 disagree"),
         ("recording,x\n8,1\n,0\n", "binary", ["x"], "column 'recording' is empty in row 2"),
@@ -134,7 +134,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes | N
     path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(LabelError, match=r"cannot be read|ends in .csv or .parquet"):
+    with pytest.raises(LabelError, match=r"cannot be read|must end in .csv or .parquet"):
         read_label_table(path, "binary", ["x"])
 
 
@@ -173,5 +173,5 @@ def test_a_recording_in_two_sources(tmp_path: Path, simulated_dataset: Path, mon
 
     monkeypatch.setattr(Dataset, "iterate_samples", iterate_samples)
     path = write(tmp_path, "recording,x\n8,5\n")
-    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia; add a column 'source'"):
+    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia: add a column 'source'"):
         read_label_table(path, "regression", ["x"]).check_keys([Dataset.open(simulated_dataset)])

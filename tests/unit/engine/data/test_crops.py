@@ -119,7 +119,7 @@ def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropS
 def test_a_table_that_names_another_shard_is_refused(dataset: Dataset) -> None:
     shards = tuple(shard for shard in dataset.manifest.shards if not shard.file.endswith("pretrain-000001.tar"))
     other = Dataset(dataset.path, dataset.manifest.model_copy(update={"shards": shards}))
-    with pytest.raises(DatasetError, match=r"samples\.parquet names pretrain-000001\.tar, which the manifest does not list"):
+    with pytest.raises(DatasetError, match=r"samples\.parquet: pretrain-000001\.tar is not among the shards of this split"):
         CropStore(other, "pretrain")
 
 

@@ -21,7 +21,7 @@ def test_names_come_out_in_canonical_order_whatever_their_spelling() -> None:
 
 @pytest.mark.parametrize(
     ("leads", "message"),
-    [(5, "use 12, 6, 3, 2, 1"), (["I", "X"], "unknown lead 'X'"), (["I", "i"], "once each"), ([], "once each")],
+    [(5, "use 12, 6, 3, 2, 1"), (["I", "X"], "unknown lead 'X'"), (["I", "i"], "distinct leads"), ([], "distinct leads")],
 )
 def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
     with pytest.raises(UserError, match=message):

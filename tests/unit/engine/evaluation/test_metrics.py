@@ -97,7 +97,7 @@ def test_identification_metrics() -> None:
 
 
 def test_mistakes() -> None:
-    with pytest.raises(UserError, match=r"probabilities must lie in \[0, 1\], got -2 to 3; logits\?"):
+    with pytest.raises(UserError, match=r"probabilities must be in \[0, 1\], got -2 to 3 \(logits\?\)"):
         MultilabelMetrics([[0], [1]], [[-2.0], [3.0]])
     with pytest.raises(UserError, match=r"the same shape with 2 axes, got \(2, 1\) and \(3, 1\)"):
         MultilabelMetrics([[0], [1]], [[0.1], [0.2], [0.3]])
