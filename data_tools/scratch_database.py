@@ -15,9 +15,12 @@ import pyarrow as pa
 
 from data_tools.validation import one_line
 
-# Enough for a hundred million crops; the threads share it.
-_MEMORY = "512MB"
-_MAX_THREADS = 4
+# Enough for a hundred million crops with one thread; each further thread needs its own share.
+_LIMITS: dict[str, str | bool | int | float | list[str]] = {
+    "memory_limit": "512MB",
+    "threads": 1,
+    "preserve_insertion_order": False,
+}
 _BATCH_ROWS = 100_000
 
 
@@ -34,8 +37,7 @@ def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConn
     parent = folder or _default_folder()
     try:
         with tempfile.TemporaryDirectory(prefix="ecg-engine-", dir=parent) as spill:
-            threads = min(_MAX_THREADS, os.cpu_count() or 1)
-            with duckdb.connect(config={"memory_limit": _MEMORY, "threads": threads, "temp_directory": spill}) as database:
+            with duckdb.connect(config=_LIMITS | {"temp_directory": spill}) as database:
                 yield database
     except duckdb.OperationalError as error:
         is_full = "max_temp_directory_size" in str(error)

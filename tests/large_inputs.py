@@ -190,7 +190,7 @@ def main() -> None:
     parser.add_argument("--rows-per-group", type=int, help="of the table, instead of the usual")
     arguments = parser.parse_args()
     if arguments.memory:
-        data_tools.scratch_database._MEMORY = arguments.memory
+        data_tools.scratch_database._LIMITS["memory_limit"] = arguments.memory
     if arguments.rows_per_group:
         data_tools.shards.tables.ROWS_PER_GROUP = arguments.rows_per_group
     run = STEPS[arguments.step](arguments.folder, arguments.crops)

@@ -18,16 +18,18 @@ from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num
 
 _CHUNKS_PER_BATCH = 100
 
+# Signals that occur more than once. A table of its own, as joining and grouping at once take more memory.
+_FIND_REPEATED_SIGNALS = """
+    CREATE TABLE repeated_signals AS
+    SELECT signal_low, signal_high, min(position) AS original,
+        arg_min(recording, position) AS original_recording, arg_min(patient, position) AS original_patient
+    FROM crops GROUP BY signal_low, signal_high HAVING count(*) > 1
+"""
 # Crops whose signal occurs earlier in the input, with the recording and patient of its first occurrence.
 _FIND_REPEATS = """
     CREATE TABLE repeats AS
     SELECT position, recording, patient, original_recording, original_patient
-    FROM crops JOIN (
-        SELECT signal_low, signal_high, min(position) AS original,
-            arg_min(recording, position) AS original_recording, arg_min(patient, position) AS original_patient
-        FROM crops GROUP BY signal_low, signal_high HAVING count(*) > 1
-    ) USING (signal_low, signal_high)
-    WHERE position > original
+    FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
 """
 _FIND_LINKS = "SELECT DISTINCT patient, original_patient FROM repeats WHERE patient <> original_patient ORDER BY ALL"
 _FIND_USED = """
@@ -107,6 +109,7 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float) -> Iterator
         schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
         database.execute("CREATE TABLE crops AS FROM staged")
+        database.execute(_FIND_REPEATED_SIGNALS)
         database.execute(_FIND_REPEATS)
         links = database.execute(_FIND_LINKS).fetchnumpy()
         patients, representatives = find_representatives(np.column_stack(list(links.values())))

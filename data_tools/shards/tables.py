@@ -125,6 +125,7 @@ def open_samples(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """
     with scratch_database() as database:
         try:
+            database.execute("SET preserve_insertion_order = true")  # the order of rows is that of the dataset
             database.read_parquet(glob.escape(str(path))).create_view("samples")
             yield database
         except (duckdb.Error, UnicodeDecodeError) as error:

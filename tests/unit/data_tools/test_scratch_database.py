@@ -20,8 +20,7 @@ MANY_ROWS = "SELECT hash(i) AS h, i FROM range(3000000) AS numbers(i) ORDER BY h
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MEMORY", "32MB")
-    monkeypatch.setattr(module, "_MAX_THREADS", 1)
+    monkeypatch.setitem(module._LIMITS, "memory_limit", "32MB")
 
 
 @pytest.mark.usefixtures("little_memory")
