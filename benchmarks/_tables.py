@@ -120,7 +120,18 @@ def _loader(result: Result) -> list[Table]:
 
 def _train_step(result: Result) -> list[Table]:
     config, steps = result["config"], result["metrics"]["steps"]
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s"]
+    headers = [
+        "pairs",
+        "precision",
+        "ZeRO",
+        "crops/s",
+        "min",
+        "max",
+        "step s",
+        "MFU %",
+        "MFU % relative to F.linear",
+        "matmul TFLOP/s",
+    ]
     rows = [
         [
             step.get("pairs", config["pairs"]),
@@ -249,7 +260,9 @@ def headline(results: Mapping[str, Result]) -> Table:
     if "loader-cpu" in results:
         rows += _loader_headline(results["loader-cpu"])
     if "train-step-cpu" in results:
-        metric = "speedup of the training step over the official code in fp32, 8 pairs, measured alternately on the same 2 CPU cores"
+        metric = (
+            "speedup of the training step over the official code in fp32, 8 pairs, measured alternately on the same 2 CPU cores"
+        )
         rows.append([metric, _VS_OFFICIAL, "NOTES.md"])
     for result in results.values():
         if result["benchmark"] == "train_step" and result["config"]["ranks"] == 1:

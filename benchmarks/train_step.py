@@ -204,7 +204,18 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
 
 def _report(results: list[dict[str, Any]], ranks: Ranks) -> None:
     print_environment(environment())
-    headers = ["pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s"]
+    headers = [
+        "pairs",
+        "precision",
+        "ZeRO",
+        "crops/s",
+        "min",
+        "max",
+        "step s",
+        "MFU %",
+        "MFU % relative to F.linear",
+        "matmul TFLOP/s",
+    ]
     headers.append("peak GB so far")
     rows = []
     for result in results:

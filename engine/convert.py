@@ -1,7 +1,7 @@
 """Converts trained models from other formats to this engine's, and back.
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
-python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    from a checkpoint of a run
+python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    the model of a run's checkpoint
 python engine/convert.py checkpoint OLD_DIR NEW_DIR          a checkpoint of an older release, to resume from
 python engine/convert.py to-fairseq MODEL_DIR OUT.pt         to the official implementation
 python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
@@ -91,14 +91,14 @@ _COMMANDS = {
     ),
     "deepspeed": (
         partial(_call, "zero_checkpoint", "import_checkpoint"),
-        "from a checkpoint of a pre-training run, of any number of ranks",
+        "from a checkpoint of a run: exports its model",
         ("CHECKPOINT_DIR", "folder of the checkpoint, RUN/checkpoints/step-..."),
         ("OUT_DIR", "folder of the new model"),
         "runs/first/checkpoints/step-00010000 models/first",
     ),
     "checkpoint": (
         partial(_call, "deepspeed_files", "convert_checkpoint"),
-        "in a checkpoint of an older release to the format that runs resume from",
+        "from a checkpoint of an older release to a checkpoint that a run can resume from",
         ("OLD_DIR", "folder of the checkpoint, RUN/checkpoints/step-...; no code in it is run"),
         ("NEW_DIR", "folder for the converted checkpoint"),
         "runs/first/checkpoints/step-00010000 converted/step-00010000",

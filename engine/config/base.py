@@ -1,4 +1,4 @@
-"""What every run configures: data, model, arithmetic, optimizer, length, checkpoints and logging."""
+"""What every run configures: data, model, precision, optimizer, length, checkpoints and logging."""
 
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -19,12 +19,12 @@ else:
 
 
 class ParameterGroup(Options):
-    """Parameters that are trained with a learning rate or weight decay of their own."""
+    """Parameters with a separate learning rate or weight decay."""
 
     match: str
     """Pattern of parameter names, such as ``encoder.feature_encoder.*`` or ``*.bias``; the first group that matches wins."""
     learning_rate_scale: float = Field(1.0, ge=0)
-    """Factor on the learning rate."""
+    """Multiplier for the learning rate of this group."""
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: that of the optimizer."""
 
@@ -47,14 +47,14 @@ class OptimizerOptions(Options):
     schedule: ScheduleChoice = Field({"name": "constant"}, validate_default=True)
     """Learning-rate schedule and its options."""
     groups: tuple[ParameterGroup, ...] = ()
-    """Parameter groups with a learning rate or weight decay of their own."""
+    """Parameter groups with a separate learning rate or weight decay."""
 
 
 class ZeroOptions(Options):
     """DeepSpeed ZeRO."""
 
     stage: Literal[0, 1, 2, 3] = 1
-    """What is partitioned over the ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
+    """What is sharded across the ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
     overlap_comm: bool = True
     """Reduce gradients while the backward pass is running (stages 1 to 3, two or more ranks)."""
     reduce_bucket_size: int = Field(500_000_000, gt=0)
@@ -66,7 +66,7 @@ class ZeroOptions(Options):
 
 
 class RunComputeOptions(ComputeOptions):
-    """How a run computes its results; no choice here changes the results beyond rounding."""
+    """Implementation choices of a run; none changes the results beyond rounding."""
 
     compile: Literal["blocks", "model"] | None = None
     """What torch.compile compiles: blocks (each transformer block), model (encoder and objective as one graph) or null. Blocks
@@ -74,7 +74,7 @@ class RunComputeOptions(ComputeOptions):
 
 
 class TrainOptions(Options):
-    """Length, batch and arithmetic."""
+    """Run length, batch size and precision."""
 
     steps: int | None = Field(None, gt=0)
     """Optimizer steps; takes precedence over epochs."""
@@ -83,18 +83,18 @@ class TrainOptions(Options):
     batch_size: int = Field(512, gt=0)
     """Samples (pairs of 5-s segments, that is 10-s crops) per step, over all ranks and accumulation steps."""
     micro_batch_size: int | Literal["auto"] | None = None
-    """Samples that one rank processes at a time; the rest is accumulated. null: the rank's whole share; auto: the largest size
-    that fits into memory. Global objectives draw their negatives from the micro-batches of all ranks, so it affects what is
+    """Samples per rank and forward pass; gradients are accumulated up to batch_size. null: no accumulation; auto: the largest
+    size that fits in memory. Global objectives draw their negatives from the micro-batches of all ranks, so it affects what is
     trained; a resumed run keeps its size."""
     precision: Precision = "bf16"
-    """Arithmetic of the model; weights and optimizer states stay in fp32."""
+    """Precision in which the model computes; weights and optimizer states stay in fp32."""
     gradient_clipping: float = Field(0.0, ge=0)
-    """Largest norm of the gradients; 0: no clipping."""
+    """Maximum gradient norm; 0 disables clipping."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device; auto: GPUs if there are any."""
+    """cpu, cuda, or auto: GPUs if available."""
     timeout_minutes: float = Field(30, gt=0)
-    """Longest time for a step, a validation batch or a checkpoint. After that, the rank reports where it hangs and the
-    run ends."""
+    """Maximum time for a step, a validation batch or a checkpoint. If exceeded, the rank reports where it is stuck and the
+    run is aborted."""
 
     @field_validator("micro_batch_size", mode="before")
     @classmethod
@@ -122,8 +122,8 @@ class TrainOptions(Options):
         micro = self.micro_batch_size or share
         if share % micro:
             raise UserError(
-                f"train.batch_size={self.batch_size} over {world_size} ranks is {share} samples per rank, which "
-                f"train.micro_batch_size={micro} does not divide: use a divisor of {share}"
+                f"train.micro_batch_size={micro} must divide the {share} samples per rank (train.batch_size={self.batch_size} "
+                f"over {world_size} ranks): use a divisor of {share}"
             )
         return micro, share // micro
 
@@ -156,11 +156,12 @@ class CheckpointOptions(Options):
     every_steps: int | None = Field(None, gt=0)
     """Steps between checkpoints; null: only after the last step."""
     keep_last: int = Field(3, ge=1)
-    """Number of latest checkpoints to keep."""
+    """Number of most recent checkpoints to keep."""
     keep_best: bool = True
-    """Whether to save and keep the checkpoint with the best validation score too."""
+    """Also keep the checkpoint with the best validation score."""
     background: bool = False
-    """Whether a thread writes checkpoints from a copy in memory (12 bytes per parameter)."""
+    """Save asynchronously: training continues while a thread writes from a copy in memory (12 bytes per parameter over all
+    ranks)."""
 
 
 class LoggingOptions(Options):
@@ -191,11 +192,11 @@ class RunConfig(Options):
     model: EncoderOptions = EncoderOptions()
     """Architecture of the encoder."""
     compute: RunComputeOptions = RunComputeOptions()
-    """How results are computed; no choice here changes them beyond rounding."""
+    """Implementation choices; none changes the results beyond rounding."""
     optimizer: OptimizerOptions = OptimizerOptions()
     """Optimizer and learning-rate schedule."""
     train: TrainOptions
-    """Length, batch and arithmetic."""
+    """Run length, batch size and precision."""
     validation: ValidationOptions = ValidationOptions()
     """Evaluation during training."""
     zero: ZeroOptions = ZeroOptions()

@@ -73,7 +73,7 @@ class _Layer(NamedTuple):
 
 def _read(file: Path, parents: tuple[Path, ...], notify: Callable[[str], None]) -> _Layer:
     if file.resolve() in parents:
-        raise UserError(f"{file}: the 'base:' files form a cycle")
+        raise UserError(f"{file}: its 'base:' files form a cycle: remove one of them")
     if file.exists() and not (file.is_file() or file.is_dir()):  # a named pipe would block
         raise UserError(f"{file}: cannot be read: not a regular file")
     try:

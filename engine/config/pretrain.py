@@ -13,7 +13,7 @@ else:
 
 
 class PretrainConfig(RunConfig):
-    """Everything a pre-training run is made of."""
+    """Configuration of a pre-training run."""
 
     objective: ObjectiveChoice
     """Pre-training objective and its options."""
@@ -24,4 +24,4 @@ class PretrainConfig(RunConfig):
             return []
         views = f"the objective {self.objective.name} compares two views of a segment"
         remedy = "set one, such as data.augmentations.random_lead_masking={p: 0.5}"
-        return [f"{views}, but without data.augmentations both are the same; {remedy}"]
+        return [f"{views}, but without data.augmentations both views are identical: {remedy}"]

@@ -52,7 +52,7 @@ class LinearSchedule(_WarmupSchedule):
     """Linear warm-up, then a linear decay over the remaining steps."""
 
     final_scale: Fraction = 0.0
-    """Factor at the last step."""
+    """Learning rate at the last step, as a fraction of the peak."""
 
     def factor(self, step: int, num_steps: int) -> float:
         """See :class:`Schedule`."""
@@ -63,7 +63,7 @@ class CosineSchedule(_WarmupSchedule):
     """Linear warm-up, then half a cosine over the remaining steps (https://arxiv.org/abs/1608.03983, without restarts)."""
 
     final_scale: Fraction = 0.0
-    """Factor at the last step."""
+    """Learning rate at the last step, as a fraction of the peak."""
 
     def factor(self, step: int, num_steps: int) -> float:
         """See :class:`Schedule`."""
@@ -75,9 +75,9 @@ class WarmupStableDecaySchedule(_WarmupSchedule):
     """Linear warm-up, constant, then a linear decay over the last steps (https://arxiv.org/abs/2404.06395)."""
 
     decay_fraction: Fraction = 0.1
-    """Share of all steps over which the learning rate decays."""
+    """Fraction of all steps over which the learning rate decays."""
     final_scale: Fraction = 0.0
-    """Factor at the last step."""
+    """Learning rate at the last step, as a fraction of the peak."""
 
     def factor(self, step: int, num_steps: int) -> float:
         """See :class:`Schedule`."""
@@ -93,15 +93,15 @@ class TriStageSchedule(Schedule):
     """
 
     warmup_fraction: Fraction = 0.1
-    """Share of all steps in the linear warm-up."""
+    """Fraction of all steps in the linear warm-up."""
     hold_fraction: Fraction = 0.2
-    """Share of all steps at the peak."""
+    """Fraction of all steps at the peak."""
     decay_fraction: Fraction = 0.7
-    """Share of all steps in the exponential decay."""
+    """Fraction of all steps in the exponential decay."""
     initial_scale: Fraction = 0.01
-    """Factor at the first step."""
+    """Learning rate at the first step, as a fraction of the peak."""
     final_scale: float = Field(0.01, gt=0, le=1)
-    """Factor at the end of the decay."""
+    """Learning rate at the end of the decay, as a fraction of the peak."""
 
     @model_validator(mode="after")
     def _check_fractions(self) -> Self:

@@ -185,7 +185,7 @@ class Checkpoints:
     def _publish(self, partial: Path, info: CheckpointInfo) -> None:
         target = self.path(info.step)
         if target.exists():
-            # The run resumed before this step and has reached it again.
+            # The run resumed from an earlier step and has reached this one again.
             shutil.rmtree(target)
         _describe_and_rename(partial, target, info)
         self._prune(target)
@@ -218,7 +218,7 @@ class Checkpoints:
         saved = [path for path in found if FOLDER_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()]
         for path in found:
             if path not in saved and not path.name.startswith(_PARTIAL):
-                warnings.warn(f"ignored: {path} is not a checkpoint's folder", stacklevel=2)
+                warnings.warn(f"ignoring {path}: not a checkpoint folder", stacklevel=2)
         return saved
 
     def _remove_partial(self) -> None:

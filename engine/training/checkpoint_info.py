@@ -106,7 +106,7 @@ def read_info(path: Path) -> CheckpointInfo:
     info = validate_description(path, content)
     problem = next(_find_problems(info), None)
     if FOLDER_NAME.fullmatch(path.name) and path.name != f"step-{info.step:08d}":
-        problem = f"it is of step {info.step}"
+        problem = f"it belongs to step {info.step}"
     if problem is not None:
         raise UserError(f"{path / 'checkpoint.json'}: is damaged: {' '.join(problem.split())}")
     return info
@@ -130,7 +130,7 @@ def check_matches(path: Path, info: CheckpointInfo, model: nn.Module) -> None:
     frozen = set(info.frozen) ^ set(frozen_parameters(model))
     if frozen:
         raise UserError(
-            f"{path}: {min(frozen)} is frozen either there or in this configuration ({len(frozen)} parameters differ): "
+            f"{path}: {min(frozen)} is frozen in only one of checkpoint and configuration ({len(frozen)} parameters differ): "
             f"freeze the same parameters, or use another output_dir"
         )
 
@@ -158,7 +158,7 @@ def _find_problems(info: CheckpointInfo) -> Iterator[str]:
         yield f"it has {len(info.parts)} parts, but {info.world_size} ranks wrote it"
     differing = info.files.keys() ^ part_files(len(info.parts))
     if differing:
-        yield f"files: {min(differing)!r} is listed without belonging to it, or not listed"
+        yield f"files: unexpected or missing entry {min(differing)!r}"
     for rank, part in enumerate(info.parts):
         file = weights_file(rank)
         if file in info.files and info.files[file].size < 4 * sum(stop - start for start, stop in part.values()):
@@ -177,4 +177,4 @@ def _find_problems(info: CheckpointInfo) -> Iterator[str]:
         if ends != starts or any(start > stop for start, stop in pieces):
             yield f"parts: the slices of {name!r} do not cover it exactly once"
     if not info.shapes.keys() >= set(info.frozen):
-        yield "frozen: not all of them are parameters"
+        yield "frozen: lists names that are not parameters"

@@ -65,7 +65,7 @@ class Ranks:
                 outcome[1] = error
             except OSError as error:
                 where = "" if error.filename is None else f"{error.filename}: "
-                outcome[1] = UserError(f"{where}{error.strerror}; no data was lost: fix this and run again")
+                outcome[1] = UserError(f"{where}{error.strerror}: fix this and run again")
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]

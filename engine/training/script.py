@@ -74,7 +74,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     except Exception as error:  # noqa: BLE001 -- reported here, because the process ends before Python would report it
         if is_peer_failure(error):
             sys.stderr.write(
-                f"rank {ranks.rank} stops because another rank has ended: see that rank's message for the reason\n"
+                f"rank {ranks.rank} is stopping because another rank exited: see that rank's message for the cause\n"
             )
         else:
             traceback.print_exc()

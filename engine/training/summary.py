@@ -118,14 +118,14 @@ def write_summary(summary: Summary, folder: Path) -> str:
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
     valid = "" if summary.valid_loss_last is None else f", validation {summary.valid_loss_last:.3f}"
-    hours = "GPU-hours" if summary.device == "cuda" else "hours on this machine's CPU"
+    hours = "GPU-hours" if summary.device == "cuda" else "hours on this machine"
     total_hours = summary.device_hours_200_epochs / (1 if summary.device == "cuda" else summary.world_size)
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
         "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f}{valid}",
         "accuracy": ", ".join(f"{name} {share:.0%}" for name, share in summary.accuracies_last.items()),
         "speed": f"{summary.crops_per_second:,.1f} crops/s",
-        "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (a large matrix product, measured)",
+        "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (measured matmul throughput)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
         "peak memory": f"{summary.peak_memory_gb:.2f} GB per rank",
         f"{_PAPER_EPOCHS} epochs": f"{total_hours:,.2f} {hours} at this speed",

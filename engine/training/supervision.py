@@ -26,7 +26,7 @@ class StopRequest:
     SIGTERM and SIGINT are reasons, and so is the end of the launcher.
 
     Attributes:
-        reason: why the run should stop, or ``None``.
+        reason: why the run should stop, as a clause, or ``None``.
     """
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class StopRequest:
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._interrupted = number == signal.SIGINT
-        self.reason = f"signal {signal.Signals(number).name}"
+        self.reason = f"the run received {signal.Signals(number).name}"
 
     def _wait_for(self, is_gone: Callable[[], bool]) -> None:
         while not is_gone():
             time.sleep(_POLL_SECONDS)
-        self.reason = "the end of its launcher"
+        self.reason = "the launcher exited"
 
 
 def _watch_launcher() -> Callable[[], bool]:
@@ -97,11 +97,11 @@ class Watchdog:
             threading.Thread(target=self._watch, args=(seconds,), name="watchdog", daemon=True).start()
 
     def progress(self) -> None:
-        """Starts the time anew."""
+        """Resets the timer."""
         self._last = time.monotonic()
 
     def stop(self) -> None:
-        """Ends the watch."""
+        """Stops watching."""
         self._stopped.set()
 
     def _watch(self, seconds: float) -> None:
@@ -116,8 +116,8 @@ class Watchdog:
         places = [own[-1]] if own[-1] is frames[-1] else [own[-1], frames[-1]]
         where = ", in ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in places)
         sys.stderr.write(
-            f"{self._name} has made no progress for {seconds:g} s, in {where}, and ends (train.timeout_minutes sets the time); "
-            f"the last checkpoint is intact: run again with resume=auto\n"
+            f"{self._name}: no progress for {seconds:g} s in {where}; aborting (limit: train.timeout_minutes). "
+            f"The last checkpoint is intact: run again with resume=auto\n"
         )
         sys.stderr.flush()
         os._exit(1)

@@ -216,11 +216,11 @@ class Trainer:
         content = json.dumps({"step": metrics.step, "metrics": metrics.means, "keys": keys}, indent=1)
         self.ranks.on_main_rank(lambda: write_text(file, content))
         names = sorted(name for name, value in metrics.means.items() if not math.isfinite(value))
-        saved = f"the last good checkpoint is {self.checkpoints.path(self.state.saved_step)}"
+        step = self.state.saved_step
+        saved = f"the last checkpoint is {self.checkpoints.path(step)}" if step else "no checkpoint was written yet"
         raise UserError(
-            f"step {metrics.step}: {', '.join(names)} is not finite; batch keys {', '.join(keys[:4])}, … "
-            f"(all {len(keys)} in {file}); {saved if self.state.saved_step else 'no checkpoint was written yet'}: lower the "
-            f"learning rate, clip the gradients, or inspect those crops"
+            f"NaN or infinity at step {metrics.step} in {', '.join(names)}: lower the learning rate, set "
+            f"train.gradient_clipping, or inspect the crops of this batch ({len(keys)} keys in {file}); {saved}"
         )
 
     def _stop_on_request(self) -> None:
@@ -228,7 +228,9 @@ class Trainer:
             self._save(None)
         self.checkpoints.wait()
         reason = next(filter(None, self.ranks.gather(self._stop.reason)))
-        raise TrainingStoppedError(f"stopped by {reason} after step {self.state.step}; saved: run again with resume=auto")
+        raise TrainingStoppedError(
+            f"stopped after step {self.state.step} because {reason}; a checkpoint is saved: run again with resume=auto"
+        )
 
     def _save(self, score: float | None) -> None:
         self._finish_in_flight()

@@ -179,7 +179,7 @@ def test_a_copied_checkpoint_can_start_another_run(simulated_dataset: Path, tmp_
     assert [row["step"] for row in run.rows()] == [4, 5]
     # New checkpoints of earlier steps would count as older than the existing ones.
     line = Run(simulated_dataset, tmp_path / "second", "train.steps=5", f"resume={tmp_path / 'copy'}").fail()
-    assert "later steps (up to 5)" in line
+    assert "(up to step 5)" in line
     finished = Run(simulated_dataset, tmp_path / "third", "train.steps=3", f"resume={tmp_path / 'copy'}").succeed()
     assert "nothing left" in finished.stdout
 

@@ -146,7 +146,7 @@ HUGE = 10**400
         ({"step": -1}, "step: input should be greater"),
         ({"step": HUGE}, "step: "),
         ({"step": 10**8}, "step: input should be less"),
-        ({"step": 3}, "it is of step 3"),
+        ({"step": 3}, "it belongs to step 3"),
         ({"step": True}, "step: input should be a valid integer"),
         ({"step": None}, "step: "),
         ({"num_updates": -1}, "num_updates"),
@@ -160,11 +160,11 @@ HUGE = 10**400
         ({"score": HUGE}, "score: "),
         ({"world_size": 2}, "1 parts, but 2 ranks"),
         ({"world_size": 0}, "1 parts, but 0 ranks"),
-        ({"files": {}}, "files: 'optimizer-00000"),
+        ({"files": {}}, "files: unexpected or missing entry 'optimizer-00000"),
         ({"files": None}, "files: "),
-        ({"files": {"weights-00000.safetensors": {"size": 1, "sha256": HASH}}}, "files: 'optimizer-00000"),
+        ({"files": {"weights-00000.safetensors": {"size": 1, "sha256": HASH}}}, "missing entry 'optimizer-00000"),
         ({"files": {"weights-00000.safetensors": 3}}, "files.weights-00000.safetensors"),
-        ({"files": {"../weights": {"size": 1, "sha256": HASH}}}, r"files: '../weights' is listed"),
+        ({"files": {"../weights": {"size": 1, "sha256": HASH}}}, r"files: unexpected or missing entry '../weights'"),
         ({"parts": []}, "0 parts"),
         ({"parts": [{}]}, "slices of 'weight' do not cover it"),
         ({"parts": [{"weight": [0, 5]}]}, "slices of 'weight' do not cover it"),
@@ -252,12 +252,12 @@ def test_foreign_folders_among_the_checkpoints_are_ignored(checkpoints: Checkpoi
         (checkpoints.folder / name).mkdir()
     (checkpoints.folder / "step-00000008").write_text("")
     (checkpoints.folder / "step-00000007").symlink_to(tmp_path)
-    with pytest.warns(UserWarning, match="ignored") as warnings:
+    with pytest.warns(UserWarning, match="ignoring") as warnings:
         found = checkpoints.newest()
     assert len(warnings) == 6
     assert found is not None
     assert found[1].step == 1
-    with pytest.warns(UserWarning, match="ignored"):
+    with pytest.warns(UserWarning, match="ignoring"):
         assert checkpoints.last_step() == 1
 
 
@@ -375,7 +375,7 @@ def test_other_frozen_parameters_are_refused() -> None:
     model = nn.Linear(3, 2, bias=False)
     check_matches(Path("x"), info(1), model)
     model.weight.requires_grad = False
-    with pytest.raises(UserError, match="weight is frozen either there or"):
+    with pytest.raises(UserError, match="weight is frozen in only one of"):
         check_matches(Path("x"), info(1), model)
     check_matches(Path("x"), replace(info(1), frozen=["weight"]), model)
 

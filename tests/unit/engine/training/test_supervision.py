@@ -24,7 +24,7 @@ def test_a_process_that_hangs_says_where_and_ends() -> None:
     )
     assert run.returncode == 1
     assert len(run.stderr.splitlines()) == 1
-    assert run.stderr.startswith("rank 3 has made no progress for 0.5 s, in wait_for_nothing (<string>:7)")
+    assert run.stderr.startswith("rank 3: no progress for 0.5 s in wait_for_nothing (<string>:7)")
 
 
 @pytest.mark.parametrize("seconds", [0.4, None])
