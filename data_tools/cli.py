@@ -113,7 +113,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
     command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
     command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
-    command.add_argument("--seed", type=int, default=0, metavar="S", help="seed of split and shuffle (default: 0)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="seed for the split and the shuffle (default: 0)")
     command.add_argument(
         "--crops-per-shard",
         type=int,
@@ -166,7 +166,7 @@ def _verify(options: argparse.Namespace) -> int:
     from data_tools.shards.verify import verify_dataset
 
     if not options.dataset.is_dir():
-        raise ValueError(f"{options.dataset}: no such folder; give the folder of a dataset")
+        raise ValueError(f"{options.dataset}: no such folder; choose the folder of a dataset")
     num_problems = 0
     for problem in verify_dataset(options.dataset):
         _print(problem)
@@ -209,10 +209,10 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
-    command.add_argument("key", metavar="KEY", help="key of the crop, as in samples.parquet")
+    command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
-    command.add_argument("--seed", type=int, metavar="S", help="random seed of the augmentations (default: 0)")
+    command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
 
 
 def _plot(options: argparse.Namespace) -> int:
@@ -221,7 +221,7 @@ def _plot(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
 
     if options.seed is not None and not options.augment:
-        raise ValueError("--seed applies to --augment only; add --augment, or leave out --seed")
+        raise ValueError("--seed applies only with --augment; add --augment or drop --seed")
     if options.seed is not None and options.seed < 0:
         raise ValueError(f"--seed must be 0 or more, got {options.seed}")
     signal, metadata = Dataset.open(options.dataset).read_crop(options.key)

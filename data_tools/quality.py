@@ -49,6 +49,6 @@ def assess(crop: NDArray[np.int16], rows: list[int]) -> Quality | str:
         return FLAT if present.any() else ALL_ZERO
     values = present.astype(np.float64).ravel()
     # Integers below 2**53 add up exactly in any order, so the result is the same on every machine. A dot product would use
-    # BLAS threads, which on a busy machine wait for each other longer than everything else takes.
+    # BLAS threads, whose synchronization would dominate on a busy machine.
     rms = float(np.sqrt(np.einsum("i,i", values, values) / values.size))
     return Quality(num_flat_leads=int(flat.sum()), rms_uv=round(rms, 2))

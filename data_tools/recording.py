@@ -28,7 +28,7 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True)
 class Recording:
-    """A recording of a corpus, whose signal is read on demand, so that a day of ECG needs no more memory than a minute.
+    """A recording of a corpus, whose signal is read on demand, so that memory does not grow with its length.
 
     Attributes:
         source: name of the corpus or of the database within it, such as "georgia".

@@ -21,7 +21,7 @@ _is_single_rank = False
 @contextmanager
 def single_rank() -> Iterator[None]:
     """Makes this rank act as if it were the only one: for a trial that may fail on some ranks and not on others."""
-    global _is_single_rank  # noqa: PLW0603 -- a state of the process, like the process group
+    global _is_single_rank  # noqa: PLW0603 -- process-wide state, like the process group
     _is_single_rank = True
     try:
         yield

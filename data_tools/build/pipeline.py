@@ -2,7 +2,7 @@
 
 Recordings are staged chunk by chunk (:mod:`~data_tools.build.staging`), their crops are split by patient and shuffled
 (:mod:`~data_tools.build.planning`) and written shard by shard (:mod:`~data_tools.build.sharding`); then come the tables, and
-last the manifest. Every file is written atomically and never made twice, so an interrupted build resumes where it stopped.
+last the manifest. Every file is written atomically and never rewritten, so an interrupted build resumes where it stopped.
 The bytes depend on input, options and seed only. Memory does not grow with the input, except for the manifest's entry per
 shard. While it is being built, a dataset needs twice its size on disk, under ``OUT/.build``.
 """
@@ -122,7 +122,7 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
     manifest = read_manifest(out)
     other = difference(manifest.build.model_dump(mode="json"), identity(options))
     if other:
-        raise BuildError(f"{out}: contains a dataset with other options ({other}); give another folder, or remove this one")
+        raise BuildError(f"{out}: contains a dataset with other options ({other}); choose another folder, or remove this one")
     shutil.rmtree(out / STAGING_FOLDER, ignore_errors=True)
     return replace(_summarize(out, manifest), was_finished=True)
 

@@ -23,9 +23,9 @@ def check_output(out: Path) -> None:
         BuildError: it is not.
     """
     if out.exists() and not out.is_dir():
-        raise BuildError(f"{out}: is a file; give a folder")
+        raise BuildError(f"{out}: is a file; choose a folder")
     if out.is_dir() and not (out / STAGING_FOLDER).is_dir() and any(out.iterdir()):
-        raise BuildError(f"{out}: is not empty and contains neither a dataset nor an unfinished build; give another folder")
+        raise BuildError(f"{out}: is not empty and contains neither a dataset nor an unfinished build; choose another folder")
 
 
 def lock(staging: Path) -> TextIO:
@@ -37,7 +37,7 @@ def lock(staging: Path) -> TextIO:
     try:
         return lock_file(staging / _LOCK_FILE)
     except BlockingIOError:
-        raise BuildError(f"{staging.parent}: another build is running here; let it finish, or give another folder") from None
+        raise BuildError(f"{staging.parent}: another build is running here; let it finish, or choose another folder") from None
 
 
 def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging: Path) -> None:

@@ -85,7 +85,7 @@ class Workers:
             self._client = self._stack.enter_context(distributed.Client(scheduler, timeout=_CONNECT_SECONDS))
         except (OSError, ValueError, TypeError, ImportError) as error:
             reason = one_line(error)
-            raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start one, or leave out --scheduler") from None
+            raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start one, or drop --scheduler") from None
         self._num_workers = sum(self._client.nthreads().values())
         if not self._num_workers:
             raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")

@@ -126,4 +126,6 @@ def save_figure(figure: Figure, out: Path) -> None:
         with atomic_write(out) as file, mpl.rc_context({"svg.hashsalt": "ecg-engine", "svg.fonttype": "none"}):
             figure.savefig(file, format=kind, dpi=figure.dpi, metadata=metadata)
     except OSError as error:
-        raise ValueError(f"{out}: cannot be written ({error.strerror or error}); give a file in an existing folder") from error
+        raise ValueError(
+            f"{out}: cannot be written ({error.strerror or error}); choose a file in an existing folder"
+        ) from error

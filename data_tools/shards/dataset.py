@@ -50,7 +50,7 @@ class Dataset:
         problems = find_listing_problems(folder, manifest)
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise DatasetError(f"{folder}: {problems[0]}{more}; see `ecg-data verify {folder}`")
+            raise DatasetError(f"{folder}: {problems[0]}{more}; run `ecg-data verify {folder}`")
         return cls(folder, manifest)
 
     @property
@@ -113,7 +113,7 @@ class Dataset:
         try:
             return read_signal(self.path / shard.file, row["offset"]), row
         except ValueError as error:
-            raise DatasetError(f"{error}; see `ecg-data verify {self.path}`") from None
+            raise DatasetError(f"{error}; run `ecg-data verify {self.path}`") from None
 
     def verify_shards(self, shards: Iterable[ShardInfo] | None = None) -> list[str]:
         """Compares size and SHA-256 of shards with the manifest; reads every byte.
@@ -130,7 +130,7 @@ class Dataset:
 
     def _check_split(self, split: str) -> None:
         if split not in self.manifest.counts:
-            raise DatasetError(f"{self.path}: no split '{split}'; its splits are {', '.join(self.splits)}")
+            raise DatasetError(f"{self.path}: no split '{split}'; available: {', '.join(self.splits)}")
 
     def _find_key(self, key: str) -> int:
         """Returns the row number of a crop in samples.parquet."""
@@ -174,7 +174,7 @@ def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str
     try:
         size = path.stat().st_size
         if size != info.size:
-            return f"{name}: has {size} bytes instead of {info.size}"
+            return f"{name}: has {size} bytes, expected {info.size}"
         if content and hash_file(path) != info.sha256:
             return f"{name}: content changed (SHA-256 differs from the manifest)"
     except FileNotFoundError:

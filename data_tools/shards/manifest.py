@@ -125,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
     version = content.get("format_version")
     if isinstance(version, int) and version > FORMAT_VERSION:
         raise DatasetError(
-            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this version reads; update ecg-engine"
+            f"{path}: format version {version} is newer than {FORMAT_VERSION}, the newest this release reads; update ecg-engine"
         )
     try:
         manifest = Manifest.model_validate(content)

@@ -179,6 +179,6 @@ def read_signal(path: Path, offset: int) -> NDArray[np.int16]:
 def parse_npy(data: bytes, where: str) -> NDArray[np.int16]:
     """Returns the signal, int16 [12, 5000], in the bytes of a ``.npy`` member; raises ValueError if there is none."""
     if len(data) != NPY_BYTES or data[:NPY_HEADER_BYTES] != NPY_HEADER:
-        raise ValueError(f"{where}: no int16 signal of shape ({len(LEADS)}, {CROP_SAMPLES})")
+        raise ValueError(f"{where}: expected an int16 signal of shape ({len(LEADS)}, {CROP_SAMPLES})")
     signal = np.frombuffer(data, dtype="<i2", offset=NPY_HEADER_BYTES).reshape(len(LEADS), CROP_SAMPLES)
     return signal.astype(np.int16)

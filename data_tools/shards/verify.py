@@ -135,7 +135,7 @@ def _check_shard(folder: Path, shard: ShardInfo, rows: pa.Table | None) -> list[
         return [*problems, f"{shard.file}: not a valid tar file ({one_line(error)})"]
     pairs = list(zip(members[::2], members[1::2], strict=False))
     if len(members) != 2 * shard.count:
-        problems.append(f"{shard.file}: has {len(members)} members instead of {2 * shard.count}, two per crop")
+        problems.append(f"{shard.file}: has {len(members)} members, expected {2 * shard.count} (two per crop)")
     problems += _check_index(folder, shard, pairs)
     found = _check_crops(path, shard, pairs, rows)
     if len(found) > _MAX_PROBLEMS_PER_SHARD:

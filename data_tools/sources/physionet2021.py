@@ -50,9 +50,9 @@ class PhysioNet2021:
         """Finds NAME.hea and NAME.mat in the inputs at any depth, sorted within each input by path."""
         for folder in inputs:
             if not folder.is_dir():
-                raise ValueError(f"{folder}: no such folder; give a folder that contains .hea and .mat files, at any depth")
+                raise ValueError(f"{folder}: no such folder; choose a folder that contains .hea and .mat files, at any depth")
             if next(_walk(folder, set()), None) is None:
-                raise ValueError(f"{folder}: no recordings; give a folder that contains .hea and .mat files, at any depth")
+                raise ValueError(f"{folder}: no recordings; choose a folder that contains .hea and .mat files, at any depth")
         return self._find(inputs)
 
     @staticmethod

@@ -39,6 +39,8 @@ class Evaluator(ABC):
 class MeanEvaluator(Evaluator):
     """Averages loss and metrics over batches and ranks.
 
+    The last batch of a pass may repeat samples of the first; these count again.
+
     Args:
         num_batches: micro-batches that will be added on each rank.
     """
@@ -62,7 +64,7 @@ class MeanEvaluator(Evaluator):
 class PredictionEvaluator(MeanEvaluator):
     """Averages loss and metrics, and computes further metrics from the predictions of all samples.
 
-    Each sample counts once, though the last batch of a pass may repeat samples of the first.
+    In these, each sample counts once, even if the last batch of a pass repeats samples of the first.
 
     Args:
         num_batches: micro-batches that will be added on each rank.

@@ -1,4 +1,4 @@
-"""DeepSpeed behind a small interface: this file and deepspeed_state.py alone know its internals."""
+"""DeepSpeed behind a small interface: only this file and deepspeed_state.py know its internals."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any

@@ -4,8 +4,8 @@ On a GPU, sizes are tried with a forward and backward pass before anything else 
 rest of the run is kept free. Each rank tries on its own, without collectives, as one rank may run out of memory where another
 does not; a size must fit on all ranks.
 
-On a CPU, where running out of memory kills the process, the same passes run on tensors without values, and their allocations
-are counted; they may take half of the machine's memory.
+On a CPU, where running out of memory kills the process, the same passes run on fake tensors (FakeTensorMode), and their
+allocations are counted; they may take half of the machine's memory.
 """
 
 import os
@@ -145,7 +145,7 @@ def _num_parameters(model: nn.Module) -> int:
 def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> tuple[int, int]:
     """Counts the peak memory of tensors in a forward and backward pass on a CPU, weights and gradients included.
 
-    Nothing is computed: tensors without values report the sizes.
+    Nothing is computed: fake tensors report the sizes.
 
     Args:
         make_task: makes the task.

@@ -8,7 +8,7 @@ from engine.options import UserError
 
 
 def lock_run_folder(folder: Path) -> TextIO:
-    """Creates the folder and locks it while the returned file is open; the lock ends with the process, however it ends.
+    """Creates the folder and locks it while the returned file is open; the process's exit releases the lock.
 
     Two runs in one folder would remove each other's checkpoints and lines of ``metrics.jsonl``: for example a run that a
     scheduler started twice, or ranks that survived their launcher.

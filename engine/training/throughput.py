@@ -1,8 +1,8 @@
 """Throughput of a run: time per step, peak FLOP/s of the device, peak memory.
 
 Model FLOPs utilization (MFU) counts matrix products and convolutions only, forward once and backward twice, without
-recomputation, relative to the measured rate of one large matrix product on the same device, in the same precision and
-formulation.
+recomputation, relative to the measured rate of one large matmul on the same device, in the same precision and
+implementation.
 """
 
 import resource
@@ -25,13 +25,13 @@ _CUDA_PRODUCT = (8192, 8192, 8192)
 def measure_peak_flops(
     device: torch.device, dtype: torch.dtype, repeats: int = 5, product: Callable[[Tensor, Tensor], Tensor] = linear
 ) -> float:
-    """Returns the rate of a large matrix product in FLOP/s: the median over ``repeats`` after one warm-up.
+    """Returns the rate of a large matmul in FLOP/s: the median over ``repeats`` after one warm-up.
 
     Args:
         device: the device to measure.
         dtype: dtype of both factors.
         repeats: number of timed products.
-        product: computes x w^T from x [M, K] and w [N, K]; by default the model's own formulation.
+        product: computes x w^T from x [M, K] and w [N, K]; by default the model's own implementation.
     """
     m, k, n = _CUDA_PRODUCT if device.type == "cuda" else _CPU_PRODUCT
     generator = torch.Generator(device=device).manual_seed(0)

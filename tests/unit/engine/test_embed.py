@@ -263,7 +263,7 @@ def test_a_broken_shard_is_reported_in_one_line(run: Run, tmp_path: Path) -> Non
     shard.write_bytes(content)
     status, _, err = run("--input", folder, "--output", tmp_path / "out.npz")
     assert status == 2
-    assert err.startswith(f"embed: {shard} at byte 512: no int16 signal")
+    assert err.startswith(f"embed: {shard} at byte 512: expected an int16 signal")
     assert "ecg-data verify" in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["set"]

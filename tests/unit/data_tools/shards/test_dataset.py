@@ -54,7 +54,7 @@ def test_crops_are_read_by_key(folder: Path) -> None:
 def test_an_unknown_split_names_the_known(folder: Path) -> None:
     dataset = Dataset.open(folder)
     for method in (dataset.samples, dataset.shards):
-        with pytest.raises(DatasetError, match="no split 'train'; its splits are pretrain, valid"):
+        with pytest.raises(DatasetError, match="no split 'train'; available: pretrain, valid"):
             method("train")
 
 
@@ -98,7 +98,7 @@ def test_a_missing_file_is_named(folder: Path, name: str, message: str) -> None:
 def test_a_file_of_another_size_is_named(folder: Path, name: str) -> None:
     with (folder / name).open("ab") as file:
         file.write(b"x")
-    with pytest.raises(DatasetError, match=f"{name}: has [0-9]+ bytes instead of [0-9]+; see `ecg-data verify"):
+    with pytest.raises(DatasetError, match=f"{name}: has [0-9]+ bytes, expected [0-9]+; run `ecg-data verify"):
         Dataset.open(folder)
 
 
@@ -120,7 +120,7 @@ def test_several_problems_are_counted_in_one_line(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"format_version": 2}, "format version 2 is newer than 1, the newest this version reads; update ecg-engine"),
+        ({"format_version": 2}, "format version 2 is newer than 1, the newest this release reads; update ecg-engine"),
         ({"format": "webdataset"}, "not a manifest of format 'ecg-engine-dataset'"),
         ({"sampling_rate": 250}, "sampling_rate: input should be 500"),
         ({"leads": ["I"]}, "leads are I, expected I, II"),

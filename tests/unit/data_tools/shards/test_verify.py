@@ -84,7 +84,7 @@ def test_a_truncated_shard_is_named(dataset: Path) -> None:
     size = (dataset / SHARD).stat().st_size
     os.truncate(dataset / SHARD, 200_000)
     problems = list(verify_dataset(dataset))
-    assert problems[0] == f"{SHARD}: has 200000 bytes instead of {size}"
+    assert problems[0] == f"{SHARD}: has 200000 bytes, expected {size}"
     assert all(SHARD in problem or INDEX in problem for problem in problems)
 
 
@@ -97,7 +97,7 @@ def test_a_missing_file_is_named(dataset: Path, name: str) -> None:
 @pytest.mark.parametrize("name", [SHARD, INDEX, "samples.parquet", "rejected.parquet"])
 def test_an_empty_file_is_named(dataset: Path, name: str) -> None:
     os.truncate(dataset / name, 0)
-    assert next(iter(verify_dataset(dataset))).startswith(f"{name}: has 0 bytes instead of ")
+    assert next(iter(verify_dataset(dataset))).startswith(f"{name}: has 0 bytes, expected ")
 
 
 def test_a_shard_listed_twice_is_named(dataset: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_table_that_names_another_shard_is_refused(dataset: Dataset) -> None:
 
 
 def test_an_unknown_or_empty_split_is_refused(dataset: Dataset, tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match="no split 'test'; its splits are pretrain, valid"):
+    with pytest.raises(DatasetError, match="no split 'test'; available: pretrain, valid"):
         CropStore(dataset, "test")
     padded_only = Dataset.open(write_dataset(tmp_path / "padded", {"pretrain": 3}, partial_every=1))
     with pytest.raises(DatasetError, match="split 'pretrain' contains no complete 10-s crop"):
