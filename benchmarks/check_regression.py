@@ -149,7 +149,7 @@ def _loader_ratio(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks)
         config = load_config(PretrainConfig, [PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
         options = config.data
         store = CropStore(Dataset.open(dataset), options.train_split)
-        order = SampleOrder(store.num_crops, config.seed)
+        order = SampleOrder(store.num_samples, config.seed)
         with make_loader(
             options,
             store,
@@ -159,7 +159,7 @@ def _loader_ratio(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks)
             batch_size=_LOADER_BATCH,
             device=ranks.device,
         ) as loader:
-            for _ in range(-(-store.num_crops // _LOADER_BATCH)):
+            for _ in range(-(-store.num_samples // _LOADER_BATCH)):
                 next(loader)
             timer, start, num_crops = DeviceTimer(ranks.device), time.perf_counter(), 0
             timer.mark()

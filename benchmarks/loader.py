@@ -112,7 +112,7 @@ def make_webdataset(dataset: Dataset, arguments: argparse.Namespace) -> Candidat
 def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: ExitStack) -> list[Candidate]:
     """Returns everything that is compared; ``stack`` closes it."""
     store = CropStore(dataset, SPLIT)
-    order = SampleOrder(store.num_crops, SEED)
+    order = SampleOrder(store.num_samples, SEED)
     read = RawReader(store, order, arguments.batch_size, range(12))
     starts = itertools.count(0, arguments.batch_size)
     reader = prefetch(starts, lambda start: [read(start)], num_threads=arguments.threads, num_ahead=arguments.prefetch + 1)

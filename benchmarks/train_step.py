@@ -179,7 +179,7 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
     """Returns the crops/s of this rank's loader on its own, with the preset's augmentations."""
     num_pairs, _ = config.train.micro_batches(ranks.world_size)
     store = CropStore(Dataset.open(path), config.data.train_split)
-    order = SampleOrder(store.num_crops, config.seed)
+    order = SampleOrder(store.num_samples, config.seed)
     with make_loader(
         config.data,
         store,
@@ -191,7 +191,7 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
         world_size=ranks.world_size,
         device=ranks.device,
     ) as loader:
-        for _ in range(-(-store.num_crops // num_pairs)):
+        for _ in range(-(-store.num_samples // num_pairs)):
             next(loader)
         timer, start, num_batches = DeviceTimer(ranks.device), time.perf_counter(), 0
         timer.mark()

@@ -36,9 +36,11 @@ def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConn
     """
     parent = folder or _default_folder()
     try:
-        with tempfile.TemporaryDirectory(prefix="ecg-engine-", dir=parent) as spill:
-            with duckdb.connect(config=_LIMITS | {"temp_directory": spill}) as database:
-                yield database
+        with (
+            tempfile.TemporaryDirectory(prefix="ecg-engine-", dir=parent) as spill,
+            duckdb.connect(config=_LIMITS | {"temp_directory": spill}) as database,
+        ):
+            yield database
     except duckdb.OperationalError as error:
         is_full = "max_temp_directory_size" in str(error)
         number, reason = (errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else (errno.EIO, one_line(error))

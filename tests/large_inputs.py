@@ -165,7 +165,7 @@ def store(folder: Path, num_crops: int) -> Callable[[], None]:
 
     def run() -> None:
         crops = CropStore(dataset, SPLIT)
-        assert crops.num_crops == num_crops
+        assert crops.num_samples == num_crops
         assert crops.recording[-1] == num_crops - 1
 
     return run

@@ -7,11 +7,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-SCRIPT = ROOT / "engine" / "pretrain.py"
 LAUNCHER = Path(sys.executable).parent / "deepspeed"
 
 # Variables of a rank that tests started in this process; a run that inherits them would join that rank's process group.
@@ -48,6 +47,9 @@ class Run:
         ranks: number of ranks.
         launcher: whether to use `deepspeed`; by default, if there are several ranks.
         environment: environment variables to add or override.
+        script: the script in ``engine/``.
+        config: the configuration in ``configs/``.
+        tiny: settings that make the model small.
     """
 
     def __init__(
@@ -58,13 +60,16 @@ class Run:
         ranks: int = 1,
         launcher: bool | None = None,
         environment: dict[str, str] | None = None,
+        script: str = "pretrain.py",
+        config: str = "quickstart.yaml",
+        tiny: Sequence[str] = TINY,
     ) -> None:
         self.out = out
         use_launcher = ranks > 1 if launcher is None else launcher
         command = (
             [str(LAUNCHER), "--num_gpus", str(ranks), "--master_port", str(free_port())] if use_launcher else [sys.executable]
         )
-        command += [str(SCRIPT), "--config", str(ROOT / "configs" / "quickstart.yaml"), *TINY, f"output_dir={out}"]
+        command += [str(ROOT / "engine" / script), "--config", str(ROOT / "configs" / config), *tiny, f"output_dir={out}"]
         command += [] if dataset is None else [f"data.path={dataset}"]
         self.process = subprocess.Popen(
             [*command, *overrides],

@@ -2,15 +2,26 @@
 
 base.py       what every run configures
 pretrain.py   pre-training
+finetune.py   fine-tuning
 schedules.py  learning-rate schedules
 loading.py    reads files and overrides
 printing.py   writes a configuration as commented YAML
 """
 
 from engine.config.base import OptimizerOptions, ParameterGroup, RunConfig
+from engine.config.finetune import FinetuneConfig
 from engine.config.loading import load_config
 from engine.config.pretrain import PretrainConfig
 from engine.config.printing import to_yaml
 from engine.config.schedules import SCHEDULES
 
-__all__ = ["SCHEDULES", "OptimizerOptions", "ParameterGroup", "PretrainConfig", "RunConfig", "load_config", "to_yaml"]
+__all__ = [
+    "SCHEDULES",
+    "FinetuneConfig",
+    "OptimizerOptions",
+    "ParameterGroup",
+    "PretrainConfig",
+    "RunConfig",
+    "load_config",
+    "to_yaml",
+]

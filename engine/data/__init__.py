@@ -6,12 +6,14 @@ name in :class:`DataOptions`, and a subclass in ``tests/contracts/test_loaders.p
 
 import logging
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from data_tools.augmentations import make_augmentations
 from data_tools.augmentations.chain import AugmentationChain
 from engine.data.batch import Batch, random_batch
-from engine.data.crops import CropStore
+from engine.data.crops import CropStore, Split
 from engine.data.dali_loader import DaliLoader, is_dali_installed
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.options import DataOptions, find_leads
@@ -37,6 +39,7 @@ def make_loader(
     world_size: int = 1,
     device: torch.device | str = "cpu",
     pair: SegmentPair = "adjacent",
+    labels: npt.NDArray[np.generic] | None = None,
 ) -> Loader:
     """Makes this rank's loader, at the beginning of the stream.
 
@@ -51,6 +54,7 @@ def make_loader(
         world_size: number of ranks.
         device: device of the batches.
         pair: which segments of a crop a sample holds.
+        labels: [num_samples, ...], the labels of the store's samples; ``None``: none.
 
     Raises:
         UserError: the device does not exist, or the loader is not installed.
@@ -75,6 +79,7 @@ def make_loader(
         transform=Transform(chain, len(rows), seed=seed, pair=pair),
         prefetch=options.prefetch,
         num_threads=options.num_threads,
+        labels=labels,
     )
     return LOADERS[name](setup)
 
@@ -94,6 +99,7 @@ __all__ = [
     "DataOptions",
     "Loader",
     "SampleOrder",
+    "Split",
     "best_loader",
     "find_leads",
     "make_loader",

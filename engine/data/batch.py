@@ -27,6 +27,7 @@ class Batch:
         patient: int64 [N], number of the patient within the split.
         row: int64 [N], row of the crop in the split's :class:`~engine.data.crops.CropStore`.
         position: int64 [N], positions in the endless stream of crops, consecutive.
+        labels: [N, ...], if the loader was made with labels.
     """
 
     segments: Tensor
@@ -34,6 +35,7 @@ class Batch:
     patient: Tensor
     row: Tensor
     position: Tensor
+    labels: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.row)

@@ -1,24 +1,26 @@
-"""The complete crops of a split, read straight from the tar shards.
+"""The samples of a split, crops or segments of crops, read straight from the tar shards.
 
 A crop in a raw tar is 120,000 bytes at a known place, so reading one is a single ``preadv`` into the batch's memory: no tar
 headers, no decoding, no copy, and no Python lock held meanwhile.
 """
 
 import functools
+import hashlib
 import os
 import tarfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Literal
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from data_tools.leads import LEADS
-from data_tools.recording import CROP_SAMPLES
+from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SAMPLES_FILE, SHARDS_FOLDER, DatasetError
@@ -27,54 +29,82 @@ from data_tools.shards.tar import NPY_HEADER_BYTES
 
 _LEAD_BYTES = CROP_SAMPLES * 2
 _TAR_NAME_BYTES = 100  # at the start of a member's header
+_SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
+# What a sample is: a pair of segments, or a single one.
+SampleUnit = Literal["crop", "segment"]
 # Windows of the sample order touch a few shards at a time; files of others are closed again.
 _MAX_OPEN_SHARDS = 64
 
 
 class CropStore:
-    """The crops of a split that consist of two whole 5-s segments; crops padded with zeros are left out.
+    """The samples of a split.
 
-    Row numbers follow the dataset's table, so adjacent rows lie beside each other in a shard.
+    A sample is a crop of two complete 5-s segments, where crops padded with zeros are left out; or each complete segment of any
+    crop. Row numbers follow the dataset's table, so adjacent rows are adjacent in a shard.
 
     Args:
         dataset: an open dataset.
-        split: such as "pretrain".
+        split: name of the split, such as "pretrain".
+        unit: what a sample is.
+        chosen: bool, for each crop of the split in the order of the table whether to use it; ``None``: all.
 
     Attributes:
         path: folder of the dataset.
         split: as given.
-        fingerprint: of the dataset.
-        num_crops: rows.
-        recording: int64 [num_crops], the number of each crop's recording, counted from 0 in order of appearance.
-        patient: int64 [num_crops], likewise.
+        fingerprint: of the dataset and of what was chosen from it.
+        num_samples: number of rows.
+        crop: int64 [num_samples], row of each sample's crop in the split's part of the table.
+        half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.
+        recording: int64 [num_samples], number of each sample's recording, from 0 in order of appearance.
+        patient: int64 [num_samples], likewise.
 
     Raises:
-        DatasetError: if the split does not exist or holds no complete crop.
+        DatasetError: the split does not exist or contains no sample.
     """
 
-    def __init__(self, dataset: Dataset, split: str) -> None:
+    def __init__(
+        self,
+        dataset: Dataset,
+        split: str,
+        *,
+        unit: SampleUnit = "crop",
+        chosen: npt.NDArray[np.bool_] | None = None,
+    ) -> None:
         self.path = dataset.path
         self.split = split
         self.fingerprint = dataset.fingerprint
+        if chosen is not None:
+            self.fingerprint = hashlib.sha256(dataset.fingerprint.encode() + np.packbits(chosen).tobytes()).hexdigest()
         numbers = {Path(shard.file).name: number for number, shard in enumerate(dataset.shards(split))}
         self._shard_names = list(numbers)
-        shards, offsets = [], []
+        shards, offsets, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
         for table in dataset.iterate_samples(split, _COLUMNS):
-            complete = table.filter(pc.equal(table["num_valid_samples"], CROP_SAMPLES))
-            offsets.append(complete["offset"].to_numpy() + NPY_HEADER_BYTES)
-            shards.append(_number_shards(complete["shard"], numbers, dataset.path))
-        self._offsets = np.concatenate([*offsets, np.empty(0, np.int64)])
-        self._shards = np.concatenate([*shards, np.empty(0, np.int32)])
-        self.num_crops = len(self._offsets)
-        if not self.num_crops:
+            offsets.append(table["offset"].to_numpy() + NPY_HEADER_BYTES)
+            shards.append(_number_shards(table["shard"], numbers, dataset.path))
+            lengths.append(table["num_valid_samples"].to_numpy())
+        num_segments = np.concatenate(lengths) // SEGMENT_SAMPLES
+        if chosen is not None:
+            assert chosen.shape == num_segments.shape, f"unexpected shape {chosen.shape}"
+            num_segments = np.where(chosen, num_segments, 0)
+        if unit == "crop":
+            self.crop = np.flatnonzero(num_segments == _SEGMENTS_PER_CROP)
+            self.half = None
+        else:
+            self.crop = np.repeat(np.arange(len(num_segments)), num_segments)
+            is_second = self.crop[1:] == self.crop[:-1]
+            self.half = np.concatenate([np.zeros(min(1, len(self.crop)), np.int8), is_second.astype(np.int8)])
+        self.num_samples = len(self.crop)
+        if not self.num_samples:
+            what = ("10-s crop" if unit == "crop" else "5-s segment") + ("" if chosen is None else " with a label")
             raise DatasetError(
-                f"{dataset.path}: split '{split}' contains no complete 10-s crop: build the dataset from more or longer "
-                f"recordings"
+                f"{dataset.path}: split '{split}' contains no complete {what}: build the dataset from more or longer recordings"
             )
+        self._offsets = np.concatenate(offsets)[self.crop]
+        self._shards = np.concatenate(shards)[self.crop]
         with open_samples(dataset.path / SAMPLES_FILE) as database:
-            self.recording = _number_by_appearance(database, split, "recording", self.num_crops)
-            self.patient = _number_by_appearance(database, split, "patient", self.num_crops)
+            self.recording = _number_by_appearance(database, split, "recording", self.crop)
+            self.patient = _number_by_appearance(database, split, "patient", self.crop)
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
@@ -115,6 +145,14 @@ class CropStore:
                 size = num_leads * _LEAD_BYTES
                 shard.read(memory[place : place + size], offset + first * _LEAD_BYTES)
                 place += size
+
+
+@dataclass(frozen=True)
+class Split:
+    """The samples of a split and, if they have some, their labels [num_samples, ...]."""
+
+    store: CropStore
+    labels: npt.NDArray[Any] | None = None
 
 
 class _OpenShard:
@@ -171,25 +209,33 @@ def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: 
 
 
 def _number_by_appearance(
-    database: duckdb.DuckDBPyConnection, split: str, column: str, num_crops: int
+    database: duckdb.DuckDBPyConnection, split: str, column: str, crops: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.int64]:
-    """Numbers the recordings or patients of a split's complete crops in order of appearance.
+    """Numbers the recordings or patients of some crops of a split in order of appearance.
+
+    Args:
+        database: contains the view ``samples``.
+        split: name of the split.
+        column: "recording" or "patient".
+        crops: int64 [n], ascending rows of the split's part of the table.
 
     Returns:
-        int64 [num_crops], counted from 0.
+        int64 [n], counted from 0.
     """
     query = f"""
-        SELECT row, min(row) OVER (PARTITION BY source, {column}) AS first_row FROM (
-            SELECT row_number() OVER () - 1 AS row, source, {column} FROM samples
-            WHERE split = ? AND num_valid_samples = ?
+        SELECT min(row) OVER (PARTITION BY source, {column}) AS first_row FROM (
+            SELECT row_number() OVER () - 1 AS row, source, {column} FROM samples WHERE split = ?
         ) ORDER BY row
     """  # noqa: S608  (the column is not the user's)
-    numbers = np.empty(num_crops, np.int64)
-    num_found = 0
-    for batch in read_batches(database, query, [split, CROP_SAMPLES]):
-        rows, first_rows = (values.to_numpy() for values in batch.columns)
-        new = rows[rows == first_rows]
-        numbers[new] = np.arange(num_found, num_found + len(new))
-        numbers[rows] = numbers[first_rows]
-        num_found += len(new)
-    return numbers
+    # Names are told apart by the row of their first crop in the split, which is not always among the chosen ones.
+    parts = [batch["first_row"].to_numpy() for batch in read_batches(database, query, [split])]
+    first_rows = np.concatenate([np.empty(0, np.int64), *parts])
+    del parts
+    num_rows, first_rows = len(first_rows), first_rows[crops]
+    first_places = np.empty(num_rows, np.int64)
+    first_places[first_rows[::-1]] = np.arange(len(crops))[::-1]  # of several values for a row, the last one stays
+    places = first_places[first_rows]
+    numbers = np.cumsum(places == np.arange(len(places)))
+    numbers -= 1
+    by_appearance: npt.NDArray[np.int64] = numbers[places]
+    return by_appearance

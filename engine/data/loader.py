@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from engine.data.batch import Batch
@@ -47,10 +48,12 @@ class LoaderSetup:
     transform: Transform
     prefetch: int
     num_threads: int
+    labels: npt.NDArray[np.generic] | None = None
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
-        assert self.order.num_samples == self.store.num_crops, "the sample order must have as many crops as the split"
+        assert self.order.num_samples == self.store.num_samples, "the sample order must have as many samples as the split"
+        assert self.store.half is None or self.transform.num_segments == 1, "segments come one at a time"
         assert self.order.seed == self.seed, "the sample order and the loader must have the same seed"
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"no CUDA device is visible, but the device is '{self.device}': set train.device=cpu")
@@ -185,4 +188,6 @@ class Loader(ABC):
         positions = np.arange(raw.start, raw.start + len(raw.rows))
         numbers = torch.from_numpy(np.stack([store.recording[raw.rows], store.patient[raw.rows], raw.rows, positions]))
         recording, patient, row, position = to_device(numbers, self._setup.device).unbind()
-        return Batch(segments, recording, patient, row, position)
+        labels = self._setup.labels
+        chosen = None if labels is None else to_device(torch.from_numpy(labels[raw.rows]), self._setup.device)
+        return Batch(segments, recording, patient, row, position, chosen)

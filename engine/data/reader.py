@@ -21,11 +21,13 @@ class RawBatch:
         signals: int16 [N, C, 5000] in uV.
         rows: int64 [N], rows of the store.
         start: stream position of the first crop; the others follow it.
+        halves: int32 [N], the half of its crop that each sample is; ``None`` if samples are crops.
     """
 
     signals: npt.NDArray[np.int16]
     rows: npt.NDArray[np.int64]
     start: int
+    halves: npt.NDArray[np.int32] | None
 
 
 class RawReader:
@@ -57,4 +59,5 @@ class RawReader:
         rows = self._order.indices(start, self._batch_size)
         signals = self._buffers.take()
         self._store.read(rows, signals, self._leads)
-        return RawBatch(signals, rows, start)
+        half = self._store.half
+        return RawBatch(signals, rows, start, None if half is None else half[rows].astype(np.int32))

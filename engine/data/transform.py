@@ -77,12 +77,13 @@ class Transform:
         """The shape [N, I, C, T] of a transformed batch."""
         return num_crops, self.num_segments, self._num_leads, SEGMENT_SAMPLES
 
-    def draw(self, start: int, num_crops: int) -> Draws:
+    def draw(self, start: int, num_crops: int, halves: npt.NDArray[np.int32] | None = None) -> Draws:
         """Draws for a batch.
 
         Args:
             start: stream position of the first crop; the others follow it.
             num_crops: N.
+            halves: int32 [N], the half of its crop that each sample is; ``None``: drawn, unless segments are adjacent.
 
         Returns:
             The draws, as NumPy arrays.
@@ -90,11 +91,11 @@ class Transform:
         positions = np.arange(start, start + num_crops)
         # A single segment draws as the first one of a pair.
         segments = (_NUM_HALVES * positions[:, None] + np.arange(self.num_segments)).ravel()
-        halves = None
-        if self._pair != "adjacent":
+        if self._pair != "adjacent" and halves is None:
             words, _ = draw_words(self._pair_key, positions, 1)
-            halves = (words >> np.uint32(31)).astype(np.int32).repeat(self.num_segments, axis=0)
-        return Draws(halves, *self._augmentations.draw(segments))
+            halves = (words[:, 0] >> np.uint32(31)).astype(np.int32)
+        by_segment = None if halves is None else halves[:, None].repeat(self.num_segments, axis=0)
+        return Draws(by_segment, *self._augmentations.draw(segments))
 
     def apply(self, signals: npt.NDArray[np.int16], draws: Draws, out: npt.NDArray[np.float32]) -> None:
         """The transform on the CPU, in the calling thread.

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, ValidationError, field_serializer, model_validator
 
+from data_tools.labels import LabelDefinition
 from data_tools.leads import LEADS, canonical_lead
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 from data_tools.validation import describe_validation_error
@@ -44,6 +45,8 @@ class ModelConfig(Options):
     """``none``, or ``zscore_per_lead``: each lead minus its mean, divided by its standard deviation."""
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Names of a classifier's labels, in the order of the logits."""
+    label_definition: LabelDefinition | None = None
+    """Meaning of the labels: their kind, codes and thresholds; models converted from elsewhere have none."""
     provenance: dict[str, JsonValue] = Field(default_factory=dict)
     """Where the weights come from; free-form."""
 
@@ -70,6 +73,8 @@ class ModelConfig(Options):
             raise ValueError("objective.name is missing")
         if (self.labels is not None) != (self.kind == "classifier"):
             raise ValueError("'labels' are required for kind 'classifier' and not allowed for others")
+        if self.label_definition is not None and self.label_definition.classes != self.labels:
+            raise ValueError("'label_definition' names other classes than 'labels'")
         if len(set(self.labels or ())) < len(self.labels or ()):
             raise ValueError("'labels' must be distinct")
         return self

@@ -1,5 +1,6 @@
 """Self-supervised pre-training: an encoder and a pre-training objective."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -7,7 +8,7 @@ from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
 from engine.config import PretrainConfig
-from engine.data import Batch
+from engine.data import Batch, Split
 from engine.models import Encoder
 from engine.objectives import OBJECTIVES, PretrainingModel
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
@@ -25,7 +26,8 @@ class PretrainingTask(Task):
 
     config_class = PretrainConfig
 
-    def __init__(self, config: PretrainConfig) -> None:
+    def __init__(self, config: PretrainConfig, splits: Mapping[str, Split] | None = None) -> None:
+        del splits
         torch.manual_seed(config.seed)
         objective_class = OBJECTIVES[config.objective.name]
         objective = objective_class(config.objective, config.model)

@@ -7,12 +7,15 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
+from data_tools.shards.dataset import Dataset
 from engine.config import RunConfig
-from engine.data import Batch
+from engine.data import Batch, CropStore, Split
 from engine.options import SegmentPair
 from engine.tasks.evaluators import Evaluator
 
@@ -52,24 +55,66 @@ class StepOutput(NamedTuple):
 class Task(ABC):
     """A model and its training and validation.
 
-    A subclass takes its configuration as the only argument.
+    A subclass takes its configuration, and the splits that :meth:`open_splits` returned.
 
     Attributes:
         config_class: class of the task's configuration.
         name: the task's name in messages.
         model: the module that is trained; DeepSpeed wraps it.
         pair: which two segments of a crop a sample holds.
-        score: the validation metric that decides which checkpoint is best.
+        exports_model: whether a run ends with a model's folder, see :meth:`export`.
     """
 
     config_class: ClassVar[type[RunConfig]]
     name: str
     model: nn.Module
     pair: SegmentPair = "adjacent"
-    score: ClassVar[Score] = Score("loss", "min")
+    exports_model: ClassVar[bool] = False
 
     @abstractmethod
-    def __init__(self, config: Any) -> None: ...
+    def __init__(self, config: Any, splits: Mapping[str, Split] | None = None) -> None:
+        """Makes the model; its initial weights follow from the configuration's seed.
+
+        Args:
+            config: the run's configuration.
+            splits: the data; ``None``: not known, as for a trial of memory or a measurement.
+        """
+
+    @classmethod
+    def resolve_config(cls, config: Any) -> Any:
+        """Returns the configuration with what the task knows better; it must not change a resolved one."""
+        return config
+
+    @classmethod
+    def open_splits(cls, config: Any, dataset: Dataset) -> dict[str, Split]:
+        """Opens the samples of the splits ``train`` and, if the dataset has one, ``valid``.
+
+        Raises:
+            UserError, DatasetError: a split is missing or of no use.
+        """
+        return {name: Split(CropStore(dataset, split)) for name, split in cls.split_names(config, dataset).items()}
+
+    @staticmethod
+    def split_names(config: RunConfig, dataset: Dataset) -> dict[str, str]:
+        """Returns the names that the dataset has for ``train`` and, unless it does not have one, ``valid``."""
+        names = {"train": config.data.train_split}
+        if config.data.valid_split in dataset.manifest.counts:
+            names["valid"] = config.data.valid_split
+        return names
+
+    @classmethod
+    def score(cls, config: Any) -> Score:
+        """Returns the validation metric that decides which checkpoint is best."""
+        del config
+        return Score("loss", "min")
+
+    def dummy_labels(self, size: int, device: torch.device) -> Tensor | None:
+        """Returns labels for a batch of noise, as :func:`engine.data.random_batch` makes it; ``None``: the task has none."""
+        del size, device
+        return None
+
+    def initialize(self) -> None:  # noqa: B027 -- most tasks begin with random weights
+        """Loads initial weights that do not follow from the seed; called unless the run resumes."""
 
     @abstractmethod
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
@@ -97,6 +142,15 @@ class Task(ABC):
         Args:
             num_batches: micro-batches in the pass, per rank.
         """
+
+    def export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """Writes the trained model; only called if :attr:`exports_model`.
+
+        Args:
+            folder: a new folder.
+            weights: tensors of :attr:`model` by name, of the best checkpoint, which was evaluated last.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def flops_per_sample(self) -> float:

@@ -10,7 +10,7 @@ from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import CheckpointInfo, check_matches
-from engine.training.data import make_loaders, open_stores
+from engine.training.data import make_loaders, open_dataset
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
@@ -37,8 +37,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     if config.train.micro_batch_size != "auto":
         config.train.micro_batches(ranks.world_size)  # reports mistakes before anything slow
     check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
-    stores = open_stores(config, ranks)
-    keep_best = task_class.score.mode if config.checkpoint.keep_best else None
+    config = task_class.resolve_config(config)
+    splits = task_class.open_splits(config, open_dataset(config, ranks))
+    keep_best = task_class.score(config).mode if config.checkpoint.keep_best else None
     checkpoints = Checkpoints(
         config.output_dir / "checkpoints",
         ranks,
@@ -49,16 +50,18 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     resumed = _find_checkpoint(config, checkpoints)
     config = resolve_micro_batch_size(config, lambda: task_class(config), ranks, resumed[1] if resumed else None)
 
-    task = task_class(config)
+    task = task_class(config, splits)
     if resumed:
         check_matches(*resumed, task.model)
-    data = make_loaders(config, stores, ranks, task.pair)
+    else:
+        task.initialize()
+    data = make_loaders(config, splits, ranks, task.pair)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
     backend = DeepSpeedBackend(task.model, config, ranks)
     if resumed:
         checkpoints.load(*resumed, backend)
-    state = _make_state(config, stores["train"].num_crops, resumed[1] if resumed else None)
+    state = _make_state(config, splits["train"].store.num_samples, resumed[1] if resumed else None)
     metric_writers: list[MetricWriter] = []
     trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)
     ranks.on_main_rank(lambda: _open_outputs(trainer))

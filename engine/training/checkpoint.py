@@ -13,7 +13,7 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -133,6 +133,13 @@ class Checkpoints:
                     warnings.warn(f"skipped: {error}", stacklevel=2)
         return None
 
+    def best(self) -> tuple[Path, CheckpointInfo] | None:
+        """Returns the checkpoint with the best validation score, or the newest one if the best is not kept; verified."""
+        if self._keep_best is None:
+            return self.newest()
+        path: Path | None = self._ranks.on_main_rank(lambda: self._find_best({p: read_info(p) for p in self._saved()}))
+        return self.newest() if path is None else (path, self.read(path))
+
     def last_step(self) -> int | None:
         """Returns the step of the newest checkpoint, damaged or not."""
         names: list[str] = self._ranks.on_main_rank(lambda: [path.name for path in self._saved()])
@@ -200,17 +207,20 @@ class Checkpoints:
             except UserError:
                 continue  # damaged: neither removed nor counted
         keep = set(list(infos)[-self._keep_last :])
-        if self._keep_best is not None:
-            scored = [
-                (info.score, path) for path, info in infos.items() if info.score is not None and math.isfinite(info.score)
-            ]
-            choose = min if self._keep_best == "min" else max
-            keep |= {choose(scored)[1]} if scored else set()
+        best = self._find_best(infos)
+        if best is not None:
+            keep.add(best)
         for path in infos.keys() - keep:
             # Renamed first: a half-removed checkpoint must not look like a damaged one.
             doomed = self.folder / f"{_PARTIAL}{path.name}"
             path.rename(doomed)
             shutil.rmtree(doomed)
+
+    def _find_best(self, infos: Mapping[Path, CheckpointInfo]) -> Path | None:
+        scored = [(info.score, path) for path, info in infos.items() if info.score is not None and math.isfinite(info.score)]
+        if self._keep_best is None or not scored:
+            return None
+        return (min if self._keep_best == "min" else max)(scored)[1]
 
     def _saved(self) -> list[Path]:
         """Returns the folders of all checkpoints in the order of their steps; warns of anything else."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.verification_cache import VerificationCache
 from engine.config import RunConfig
-from engine.data import CropStore, Loader, SampleOrder, make_loader
+from engine.data import Loader, SampleOrder, Split, make_loader
 from engine.options import SegmentPair, UserError
 from engine.training.distributed import Ranks
 
@@ -16,13 +16,13 @@ class RunData:
     """The loaders of a run.
 
     Attributes:
-        stores: the crops of each split, ``train`` and, if the dataset has one, ``valid``.
+        splits: the samples of ``train`` and, if the dataset has one, ``valid``.
         train: this rank's endless stream of training batches.
         valid: the same for validation, or ``None`` without a validation split.
         micro_batch_size: samples per batch of either loader.
     """
 
-    stores: dict[str, CropStore]
+    splits: dict[str, Split]
     train: Loader
     valid: Loader | None
     micro_batch_size: int
@@ -34,20 +34,7 @@ class RunData:
             self.valid.close()
 
 
-def open_stores(config: RunConfig, ranks: Ranks) -> dict[str, CropStore]:
-    """Opens the dataset, verifies its shards, and returns the crops of each split.
-
-    Raises:
-        UserError, DatasetError: the dataset is missing or damaged.
-    """
-    dataset = open_dataset(config, ranks)
-    stores = {"train": CropStore(dataset, config.data.train_split)}
-    if config.data.valid_split in dataset.manifest.counts:
-        stores["valid"] = CropStore(dataset, config.data.valid_split)
-    return stores
-
-
-def make_loaders(config: RunConfig, stores: dict[str, CropStore], ranks: Ranks, pair: SegmentPair) -> RunData:
+def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair) -> RunData:
     """Makes the loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
@@ -55,9 +42,10 @@ def make_loaders(config: RunConfig, stores: dict[str, CropStore], ranks: Ranks, 
     """
     micro_batch_size, _ = config.train.micro_batches(ranks.world_size)
 
-    def make(store: CropStore) -> Loader:
+    def make(split: Split) -> Loader:
+        store = split.store
         order = SampleOrder(
-            store.num_crops, config.seed, block_size=config.data.block_size, window_blocks=config.data.window_blocks
+            store.num_samples, config.seed, block_size=config.data.block_size, window_blocks=config.data.window_blocks
         )
         return make_loader(
             config.data,
@@ -70,10 +58,11 @@ def make_loaders(config: RunConfig, stores: dict[str, CropStore], ranks: Ranks, 
             world_size=ranks.world_size,
             device=ranks.device,
             pair=pair,
+            labels=split.labels,
         )
 
-    loaders = {split: make(store) for split, store in stores.items()}
-    return RunData(stores, loaders["train"], loaders.get("valid"), micro_batch_size)
+    loaders = {name: make(split) for name, split in splits.items()}
+    return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size)
 
 
 def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:

@@ -19,6 +19,9 @@ from engine.training.run_state import RunState
 
 Row = Mapping[str, float | int | str]
 
+# What the terminal shows of validation besides the loss.
+_SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae")
+
 
 class MetricWriter(Protocol):
     """Receives rows of metrics. ``kind`` is ``train`` or ``valid``; every row has a ``step``."""
@@ -121,7 +124,8 @@ def _short(row: Row) -> str:
 
 
 def _validation(row: Row) -> str:
-    return f"validation loss {row['loss']:.4f}"
+    shown = {name: row[name] for name in ("loss", *_SHOWN_SCORES) if name in row}
+    return "validation " + ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
 
 class TensorBoard:

@@ -11,6 +11,7 @@ allocations are counted; they may take half of the machine's memory.
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -134,6 +135,7 @@ def _free_trial_memory(device: torch.device) -> None:
 
 def _forward_and_backward(task: Task, config: RunConfig, size: int, device: torch.device) -> None:
     batch = random_batch(size, num_leads=config.num_leads, pair=task.pair, device=device)
+    batch = replace(batch, labels=task.dummy_labels(size, device))
     with single_rank():
         run_batch(task, task.model, batch, step=0, row0=0, precision=config.train.precision).loss.backward()
 

@@ -17,6 +17,7 @@ from engine.options import RankError, UserError
 from engine.tasks import Task
 from engine.training.builders import build_trainer
 from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed, is_peer_failure
+from engine.training.export import export_model
 from engine.training.run_folder import lock_run_folder
 from engine.training.summary import conclude_run
 from engine.training.trainer import TrainingStoppedError
@@ -115,6 +116,8 @@ def _train(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> None:
     trainer = build_trainer(config, ranks, task_class)
     try:
         trainer.run()
+        if task_class.exports_model:
+            export_model(trainer)
     finally:
         trainer.close()
     ranks.on_main_rank(lambda: conclude_run(trainer))

@@ -44,7 +44,7 @@ def describe_run(trainer: Trainer) -> str:
     """Returns what a run prints at its start."""
     config, state, data = trainer.config, trainer.state, trainer.data
     num_parameters = sum(math.prod(shape) for shape in trainer.backend.shapes.values())
-    counts = ", ".join(f"{split} {store.num_crops:,}" for split, store in data.stores.items())
+    counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
     return _align(
         {
@@ -69,7 +69,7 @@ def conclude_run(trainer: Trainer) -> None:
         return
     summary = summarize(
         metrics,
-        num_crops=trainer.data.stores["train"].num_crops,
+        num_crops=trainer.data.splits["train"].store.num_samples,
         world_size=trainer.ranks.world_size,
         device=trainer.ranks.device.type,
         precision=config.train.precision,

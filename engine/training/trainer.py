@@ -71,6 +71,7 @@ class Trainer:
         self.data, self.checkpoints, self.state, self.metric_writers = data, checkpoints, state, metric_writers
         self.flops_per_step = config.train.batch_size * task.flops_per_sample()
         self.peak_flops = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
+        self._score = task.score(config)
         self._stop = StopRequest()
         self._watchdog = Watchdog(f"rank {ranks.rank}", 60 * config.train.timeout_minutes)
         self._in_flight: _InFlightStep | None = None
@@ -86,7 +87,7 @@ class Trainer:
             self._train_step()
             self.checkpoints.check()
             score = self.validate() if self._is_due(self.config.validation.every_steps) else None
-            is_best = score is not None and self.task.score.is_better(score, self.state.best_score)
+            is_best = score is not None and self._score.is_better(score, self.state.best_score)
             if is_best:
                 self.state.best_score = score
             if self._is_due(self.config.checkpoint.every_steps) or (is_best and self.config.checkpoint.keep_best):
@@ -102,7 +103,7 @@ class Trainer:
         self.data.close()
 
     def validate(self) -> float | None:
-        """Evaluates the task on the validation split; returns its score, or ``None`` without a validation split."""
+        """Evaluates the task on the validation split; returns its score, or ``None`` if it is undefined."""
         if self.data.valid is None:
             return None
         self._finish_in_flight()
@@ -112,14 +113,14 @@ class Trainer:
             self.backend.model,
             self.data.valid,
             self.ranks,
-            num_samples=self.data.stores["valid"].num_crops,
+            num_samples=self.data.splits["valid"].store.num_samples,
             micro_batch_size=self.data.micro_batch_size,
             precision=self.config.train.precision,
             max_batches=self.config.validation.max_batches,
             on_batch=self._watchdog.progress,
         )
         self._write("valid", {"step": self.state.step, **metrics})
-        return metrics[self.task.score.name]
+        return metrics.get(self._score.name)
 
     def _is_due(self, every_steps: int | None) -> bool:
         is_last = self.state.step == self.state.num_steps
@@ -182,7 +183,7 @@ class Trainer:
             "step": metrics.step,
             **metrics.means,
             "learning_rate": in_flight.learning_rate,
-            "epoch": (in_flight.cursor + batch_size) / self.data.stores["train"].num_crops,
+            "epoch": (in_flight.cursor + batch_size) / self.data.splits["train"].store.num_samples,
             "crops_per_second": batch_size / seconds,
             "mfu": self.flops_per_step / seconds / self.peak_flops,
             "data_wait_share": metrics.data_wait_seconds / seconds,
@@ -211,7 +212,7 @@ class Trainer:
         """Ends the run before anything is saved; reports the step and its crops, and lists all crops in a file."""
         self.checkpoints.wait()
         rows = self.data.train.order.indices(cursor, self.config.train.batch_size)
-        keys = self.data.stores["train"].keys(rows)
+        keys = self.data.splits["train"].store.keys(rows)
         file = self.config.output_dir / f"nonfinite-step-{metrics.step:08d}.json"
         content = json.dumps({"step": metrics.step, "metrics": metrics.means, "keys": keys}, indent=1)
         self.ranks.on_main_rank(lambda: write_text(file, content))

@@ -51,21 +51,29 @@ def make(
     block_size: int = 4,
     leads: int | list[str] = 12,
     pair: SegmentPair = "adjacent",
+    labeled: bool = False,
     **options: Any,
 ) -> Loader:
-    store = CropStore(dataset, split)
+    store = CropStore(dataset, split, unit="segment" if labeled else "crop")
     return make_loader(
         DataOptions.model_validate({"loader": name, "augmentations": MASKED, **options}),
         store,
-        SampleOrder(store.num_crops, seed, block_size=block_size, window_blocks=3),
+        SampleOrder(store.num_samples, seed, block_size=block_size, window_blocks=3),
         leads=leads,
         seed=seed,
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
         device=device,
-        pair=pair,
+        pair="single" if labeled else pair,
+        labels=number_labels(store) if labeled else None,
     )
+
+
+def number_labels(store: CropStore) -> NDArray[np.float32]:
+    """Returns a label for each segment that tells its crop and half."""
+    assert store.half is not None
+    return np.stack([store.crop, store.half], axis=1).astype(np.float32)
 
 
 def take(loader: Loader, count: int) -> list[Batch]:
@@ -73,12 +81,22 @@ def take(loader: Loader, count: int) -> list[Batch]:
 
 
 def join(batches: list[Batch]) -> Batch:
-    return Batch(*(torch.cat([getattr(batch, field.name) for batch in batches]).cpu() for field in fields(Batch)))
+    columns = {field.name: [getattr(batch, field.name) for batch in batches] for field in fields(Batch)}
+    return Batch(**{name: torch.cat(column).cpu() for name, column in columns.items() if column[0] is not None})
 
 
 def assert_same(one: Batch, other: Batch) -> None:
-    for field in fields(Batch):
-        assert torch.equal(getattr(one, field.name), getattr(other, field.name)), f"{field.name} differs"
+    assert (one.labels is None) == (other.labels is None)
+    for name in tensor_names(one):
+        assert torch.equal(getattr(one, name), getattr(other, name)), f"{name} differs"
+
+
+def part(batch: Batch, rows: slice) -> Batch:
+    return Batch(**{name: getattr(batch, name)[rows] for name in tensor_names(batch)})
+
+
+def tensor_names(batch: Batch) -> list[str]:
+    return [field.name for field in fields(Batch) if getattr(batch, field.name) is not None]
 
 
 def draw(augmentations: dict[str, Any], num_crops: int) -> Draws:
@@ -114,7 +132,7 @@ class LoaderContract:
                 assert batch.segments.shape == (6, 2, 12, 2500)
                 assert batch.segments.dtype == torch.float32
                 assert batch.segments.is_contiguous()
-                assert {getattr(batch, field.name).device.type for field in fields(Batch)} == {self.device}
+                assert {getattr(batch, name).device.type for name in tensor_names(batch)} == {self.device}
                 rows = loader.order.indices(6 * number, 6)
                 assert batch.row.tolist() == rows.tolist()
                 assert batch.position.tolist() == list(range(6 * number, 6 * number + 6))
@@ -124,7 +142,7 @@ class LoaderContract:
 
     def test_epochs_follow_each_other_within_a_batch_and_no_padded_crop_appears(self, dataset: Dataset) -> None:
         store = CropStore(dataset, "pretrain")
-        num_crops = store.num_crops
+        num_crops = store.num_samples
         assert num_crops == 72
         joined = self.read(dataset, 45, batch_size=5, **PLAIN)  # 225 crops: three epochs and a bit, straddled
         for epoch in joined.row[: 3 * num_crops].view(3, num_crops):
@@ -192,7 +210,7 @@ class LoaderContract:
                 loader.seek(10)
                 by_rank.append(take(loader, 5))
         joined = join([batches[number] for number in range(5) for batches in by_rank])
-        assert_same(joined, Batch(*(getattr(whole, field.name)[10:30] for field in fields(Batch))))
+        assert_same(joined, part(whole, slice(10, 30)))
 
     def test_a_pair_of_the_same_segment_is_two_views_of_it(self, dataset: Dataset) -> None:
         adjacent, same = self.read(dataset, 6, **PLAIN), self.read(dataset, 6, pair="same", **PLAIN)
@@ -205,6 +223,17 @@ class LoaderContract:
         assert 8 < is_second.sum() < 28
         masked = (self.read(dataset, 6, pair="same").segments == 0).all(dim=-1)
         assert 0.3 < (masked[:, 0] == masked[:, 1]).float().mean() < 0.7
+
+    def test_labeled_segments_are_each_complete_segment_with_its_label(self, dataset: Dataset) -> None:
+        store = CropStore(dataset, "pretrain", unit="segment")
+        batch = self.read(dataset, -(-store.num_samples // 6), labeled=True, **PLAIN)
+        assert batch.labels is not None
+        assert batch.segments.shape[1:] == (1, 12, 2500)
+        assert sorted(batch.row[: store.num_samples].tolist()) == list(range(store.num_samples))
+        torch.testing.assert_close(batch.labels, torch.from_numpy(number_labels(store)[batch.row]))
+        crops = np.stack([crop_signal("pretrain", int(crop)) for crop in batch.labels[:, 0]]) / 1000
+        halves = crops.reshape(-1, 12, 2, 2500)[np.arange(len(crops)), :, batch.labels[:, 1].int()]
+        np.testing.assert_allclose(batch.segments[:, 0], halves, rtol=1e-6)
 
     @pytest.mark.parametrize("augmentations", [{}, MASKED, EVERYTHING | MAPS], ids=len)
     def test_a_single_segment_is_the_first_view_of_a_pair(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:
@@ -237,7 +266,7 @@ class LoaderContract:
             after = join(take(same, 5))
             assert same.state_dict()["cursor"] == 6 * (num_before + 5)
         begin = state["cursor"]
-        assert_same(after, Batch(*(getattr(whole, field.name)[begin : begin + 30] for field in fields(Batch))))
+        assert_same(after, part(whole, slice(begin, begin + 30)))
         by_rank = []
         for rank in range(2):
             with self.make(dataset, batch_size=5, rank=rank, world_size=2) as other:
@@ -252,7 +281,7 @@ class LoaderContract:
             for cursor in (60, 0, 0, 33):
                 loader.seek(cursor)
                 joined = join(take(loader, 3))
-                assert_same(joined, Batch(*(getattr(whole, field.name)[cursor : cursor + 18] for field in fields(Batch))))
+                assert_same(joined, part(whole, slice(cursor, cursor + 18)))
                 assert loader.state_dict()["cursor"] == cursor + 18
 
     def test_a_state_of_something_else_is_refused_in_one_line(self, dataset: Dataset) -> None:
@@ -385,7 +414,7 @@ class TestDaliLoaderOnGpu(LoaderContract):
             batches = []
             for batch in islice(loader, 60):
                 busy = (busy @ busy).clamp(-1, 1)
-                batches.append(Batch(*(getattr(batch, field.name) * 1 for field in fields(Batch))))
+                batches.append(Batch(**{name: getattr(batch, name) * 1 for name in tensor_names(batch)}))
         assert_same(join(batches), expected)
 
 

@@ -63,7 +63,7 @@ def test_panels_are_every_augmentation_in_the_order_of_application(segment: NDAr
 @pytest.mark.parametrize("seed", [0, 3])
 def test_panels_are_what_training_sees(dataset: Dataset, seed: int) -> None:
     store = CropStore(dataset, "pretrain")
-    order = SampleOrder(store.num_crops, seed)
+    order = SampleOrder(store.num_samples, seed)
     crops = np.empty((1, 12, 5000), np.int16)
     store.read(order.indices(0, 1), crops)
     panels = {panel.title: panel.signal for panel in make_panels(crops[0, :, :2500], seed)}

@@ -25,8 +25,8 @@ def read(store: CropStore, rows: list[int], leads: tuple[int, ...] = tuple(range
 
 
 def test_rows_are_the_complete_crops_in_the_order_of_the_table(store: CropStore, dataset: Dataset) -> None:
-    assert store.num_crops == len(COMPLETE)
-    assert store.keys(range(store.num_crops)) == [crop_key("pretrain", number) for number in COMPLETE]
+    assert store.num_samples == len(COMPLETE)
+    assert store.keys(range(store.num_samples)) == [crop_key("pretrain", number) for number in COMPLETE]
     assert store.fingerprint == dataset.fingerprint
 
 
@@ -58,7 +58,7 @@ def test_more_shards_than_files_kept_open_and_several_threads(dataset: Dataset, 
     wrong: list[int] = []
 
     def work(seed: int) -> None:
-        for rows in np.random.default_rng(seed).integers(0, store.num_crops, (10, 8)):
+        for rows in np.random.default_rng(seed).integers(0, store.num_samples, (10, 8)):
             out = np.empty((8, 12, 5000), np.int16)
             store.read(rows, out)
             if not np.array_equal(out, expected[rows]):
@@ -100,7 +100,7 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Pa
     with shard.open("rb+") as file:
         file.truncate(shard.stat().st_size // 2)
     with pytest.raises(DatasetError, match=r"shards/pretrain-000002\.tar is truncated at byte \d+"):
-        read(store, [store.num_crops - 1])
+        read(store, [store.num_samples - 1])
 
 
 def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropStore, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropS
     table = pq.read_table(folder / "samples.parquet")
     pq.write_table(table, folder / "samples.parquet", row_group_size=4)
     pieces = CropStore(Dataset(folder, dataset.manifest), "pretrain")
-    rows = range(store.num_crops)
+    rows = range(store.num_samples)
     assert pieces.keys(rows) == store.keys(rows)
     np.testing.assert_array_equal(pieces.recording, store.recording)
     np.testing.assert_array_equal(pieces.patient, store.patient)
@@ -129,3 +129,28 @@ def test_an_unknown_or_empty_split_is_refused(dataset: Dataset, tmp_path: Path) 
     padded_only = Dataset.open(write_dataset(tmp_path / "padded", {"pretrain": 3}, partial_every=1))
     with pytest.raises(DatasetError, match="split 'pretrain' contains no complete 10-s crop"):
         CropStore(padded_only, "pretrain")
+
+
+def test_segments_are_all_complete_segments_of_all_crops(store: CropStore, dataset: Dataset) -> None:
+    segments = CropStore(dataset, "pretrain", unit="segment")
+    expected = [(number, half) for number in range(60) for half in range(1 if is_partial(number, 7) else 2)]
+    assert segments.half is not None
+    assert list(zip(segments.crop.tolist(), segments.half.tolist(), strict=True)) == expected
+    assert segments.keys(range(segments.num_samples)) == [crop_key("pretrain", number) for number, _ in expected]
+    assert segments.recording.tolist() == [number // 2 for number, _ in expected]
+    assert segments.fingerprint == store.fingerprint
+
+
+def test_only_chosen_crops_are_used_and_numbered(dataset: Dataset, store: CropStore) -> None:
+    chosen = np.zeros(60, np.bool_)
+    chosen[[13, 20, 21, 33]] = True  # 13 and 20 are padded
+    segments = CropStore(dataset, "pretrain", unit="segment", chosen=chosen)
+    assert segments.crop.tolist() == [13, 20, 21, 21, 33, 33]
+    assert segments.recording.tolist() == [0, 1, 1, 1, 2, 2]
+    crops = CropStore(dataset, "pretrain", chosen=chosen)
+    assert crops.crop.tolist() == [21, 33]
+    assert crops.recording.tolist() == [0, 1]
+    assert crops.patient.tolist() == [0, 1]
+    assert len({store.fingerprint, crops.fingerprint}) == 2
+    with pytest.raises(DatasetError, match=r"split 'pretrain' contains no complete 10-s crop with a label"):
+        CropStore(dataset, "pretrain", chosen=np.zeros(60, np.bool_))

@@ -31,7 +31,7 @@ def test_every_operator_has_a_gpu_kernel_and_takes_what_lies_there(
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     store = CropStore(dataset, "pretrain")
-    order = SampleOrder(store.num_crops, seed=1)
+    order = SampleOrder(store.num_samples, seed=1)
     options = DataOptions.model_validate({"loader": "dali", "augmentations": augmentations})
     make_loader(options, store, order, leads=12, seed=1, batch_size=2, device="cuda").close()
 

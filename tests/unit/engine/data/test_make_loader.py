@@ -13,7 +13,7 @@ from engine.options import UserError
 
 @pytest.fixture
 def order(store: CropStore) -> SampleOrder:
-    return SampleOrder(store.num_crops, seed=1)
+    return SampleOrder(store.num_samples, seed=1)
 
 
 @pytest.fixture
@@ -75,5 +75,5 @@ def test_numbers_that_do_not_fit_are_refused(store: CropStore, order: SampleOrde
 
 
 def test_an_order_of_another_split_is_refused(store: CropStore) -> None:
-    with pytest.raises(AssertionError, match="as many crops"):
+    with pytest.raises(AssertionError, match="as many samples"):
         make_loader(DataOptions(loader="torch"), store, SampleOrder(7, 1), leads=12, seed=1, batch_size=2)

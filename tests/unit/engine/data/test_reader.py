@@ -37,7 +37,7 @@ def num_reader_threads() -> int:
 
 
 def test_batches_come_in_order_with_their_rows_and_positions(store: CropStore) -> None:
-    order = SampleOrder(store.num_crops, seed=3, block_size=4, window_blocks=2)
+    order = SampleOrder(store.num_samples, seed=3, block_size=4, window_blocks=2)
     reader = read_batches(store, order, rank=1, world_size=3)
     for number in range(12):
         raw = next(reader)
@@ -50,13 +50,13 @@ def test_batches_come_in_order_with_their_rows_and_positions(store: CropStore) -
 
 
 def test_batches_start_at_a_cursor(store: CropStore) -> None:
-    reader = read_batches(store, SampleOrder(store.num_crops, seed=3), rank=1, world_size=2, cursor=1000)
+    reader = read_batches(store, SampleOrder(store.num_samples, seed=3), rank=1, world_size=2, cursor=1000)
     assert [next(reader).start for _ in range(2)] == [1005, 1015]
     reader.close()
 
 
 def test_threads_end_on_close_and_when_the_reader_is_gone(store: CropStore) -> None:
-    order = SampleOrder(store.num_crops, seed=3)
+    order = SampleOrder(store.num_samples, seed=3)
     before = num_reader_threads()
     closed, dropped = read_batches(store, order), read_batches(store, order)
     next(closed), next(dropped)

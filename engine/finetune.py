@@ -1,0 +1,22 @@
+"""Fine-tunes an ECG encoder.
+
+    deepspeed engine/finetune.py --config configs/finetune/diagnosis.yaml data.path=DATASET init_from=MODEL [key.path=value ...]
+
+The best checkpoint becomes a model's folder, OUTPUT_DIR/model. Run it again with the same output_dir to resume.
+"""
+
+from engine.tasks import LabelTask
+from engine.training.distributed import exit_process
+from engine.training.script import run_script
+
+_EXAMPLE = """deepspeed --num_gpus 1 engine/finetune.py --config configs/finetune/diagnosis.yaml \\
+      data.path=datasets/physionet2021 init_from=models/first output_dir=runs/diagnosis leads=2"""
+
+
+def main() -> int:
+    """Runs the script; returns the exit status."""
+    return run_script(LabelTask, prog="finetune.py", description="Fine-tunes an ECG encoder.", example=_EXAMPLE)
+
+
+if __name__ == "__main__":
+    exit_process(main())

@@ -1,0 +1,157 @@
+"""What all fine-tuning tasks share: an encoder with given or random weights, whose output a head makes use of.
+
+Legend: B segments, C leads of the run, M leads of the model, T samples, D width.
+"""
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from data_tools.leads import LEADS
+from data_tools.recording import SEGMENT_SAMPLES
+from engine.config import FinetuneConfig
+from engine.data import find_leads
+from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
+from engine.models.model_config import read_config
+from engine.models.pretrained import zscore_per_lead
+from engine.options import UserError
+from engine.tasks.protocol import Task
+
+RANDOM = "random"
+# Of a trained encoder these may differ from what it was trained with: they change no weight's shape or meaning.
+_CHANGEABLE = {"feature_grad_scale", "feature_dropout", "input_dropout", "dropout", "attention_dropout"}
+
+
+class FinetuningModel(nn.Module):
+    """An encoder and a head on its pooled output.
+
+    Args:
+        encoder: the encoder.
+        head: tokens [B, T', D] to outputs [B, ...].
+        loss: called with outputs and the batch's labels; has no parameters.
+        config: the encoder's leads and normalization.
+        leads: names of the leads of the input; the encoder's other leads are zero.
+        train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
+    """
+
+    def __init__(
+        self,
+        encoder: Encoder,
+        head: nn.Module,
+        loss: nn.Module,
+        config: ModelConfig,
+        leads: tuple[str, ...],
+        *,
+        train_encoder: bool,
+    ) -> None:
+        super().__init__()
+        self.encoder, self.head, self.loss = encoder, head, loss
+        self._train_encoder = train_encoder
+        self._normalizes = config.normalization == "zscore_per_lead"
+        self._num_leads = len(config.leads)
+        self.lead_places: Tensor | None
+        places = None if leads == config.leads else torch.tensor([config.leads.index(lead) for lead in leads])
+        self.register_buffer("lead_places", places, persistent=False)
+        if not train_encoder:
+            encoder.requires_grad_(requires_grad=False)
+
+    def forward(self, segments: Tensor, labels: Tensor) -> Any:
+        """Returns what the loss makes of segments [B, C, T] in mV and labels [B, ...]."""
+        return self.loss(self.head(self.context(segments)), labels)
+
+    def context(self, segments: Tensor) -> Tensor:
+        """Returns the encoder's tokens [B, T', D] for segments [B, C, T] in mV."""
+        if self._normalizes:
+            segments = zscore_per_lead(segments.float()).to(segments.dtype)
+        if self.lead_places is not None:
+            full = segments.new_zeros(len(segments), self._num_leads, segments.shape[-1])
+            segments = full.index_copy_(1, self.lead_places, segments)
+        with torch.set_grad_enabled(self._train_encoder and torch.is_grad_enabled()):
+            context: Tensor = self.encoder(segments).context
+        return context
+
+    def train(self, mode: bool = True) -> "FinetuningModel":
+        """Switches the mode; a frozen encoder stays in evaluation mode."""
+        super().train(mode)
+        if not self._train_encoder:
+            self.encoder.eval()
+        return self
+
+
+class FinetuningTask(Task):
+    """Base of the tasks that fine-tune an encoder.
+
+    Args:
+        config: the run's configuration; its architecture is that of ``init_from``, see :meth:`resolve_config`.
+    """
+
+    config_class = FinetuneConfig
+    pair = "single"
+
+    def __init__(self, config: FinetuneConfig) -> None:
+        torch.manual_seed(config.seed)
+        self.config = config
+        self.model_config = initial_config(config)
+        leads = tuple(LEADS[row] for row in find_leads(config.leads))
+        missing = [lead for lead in leads if lead not in self.model_config.leads]
+        if missing:
+            raise UserError(
+                f"leads: {config.init_from} has no lead {', '.join(missing)}; choose among {', '.join(self.model_config.leads)}"
+            )
+        encoder = Encoder(config.model, len(self.model_config.leads), config.compute)
+        if config.freeze_feature_encoder:
+            encoder.feature_encoder.requires_grad_(requires_grad=False)
+        head, loss = self.make_head(config.model.width)
+        self.model: FinetuningModel = FinetuningModel(
+            encoder, head, loss, self.model_config, leads, train_encoder=config.mode == "full"
+        )
+        self.name = f"fine-tuning, {config.task.name}"
+
+    @abstractmethod
+    def make_head(self, width: int) -> tuple[nn.Module, nn.Module]:
+        """Returns the head on the tokens of an encoder of the given width, and the loss of its outputs."""
+
+    @classmethod
+    def resolve_config(cls, config: FinetuneConfig) -> FinetuneConfig:
+        """Returns the configuration with the architecture of the initial model.
+
+        Raises:
+            UserError: ``model`` sets a size that is not the initial model's.
+        """
+        if config.init_from == RANDOM:
+            return config
+        architecture = initial_config(config).encoder
+        chosen = {name: getattr(config.model, name) for name in config.model.model_fields_set}
+        for name, value in chosen.items():
+            if name not in _CHANGEABLE and value != getattr(architecture, name):
+                raise UserError(
+                    f"model.{name}={value} contradicts init_from, where it is {getattr(architecture, name)}: remove it; only "
+                    f"{', '.join(sorted(_CHANGEABLE))} may be changed"
+                )
+        model = EncoderOptions.model_validate(architecture.model_dump() | chosen)
+        return config.model_copy(update={"model": model})
+
+    def initialize(self) -> None:
+        """See :class:`Task`: loads the encoder's weights, unless they are random."""
+        if self.config.init_from != RANDOM:
+            self.model.encoder.load_state_dict(load(self.config.init_from).encoder.state_dict())
+
+    def flops_per_sample(self) -> float:
+        """See :class:`Task`; a frozen encoder runs forward only."""
+        flops = flops_per_segment(self.config.model, len(self.model_config.leads), SEGMENT_SAMPLES)
+        return flops if self.config.mode == "full" else flops / 3
+
+
+def initial_config(config: FinetuneConfig) -> ModelConfig:
+    """Returns the configuration of the model to start from.
+
+    Raises:
+        UserError: the folder does not contain a model.
+    """
+    if config.init_from == RANDOM:
+        leads = tuple(LEADS[row] for row in find_leads(config.leads))
+        return ModelConfig(kind="encoder", encoder=config.model, leads=leads)
+    return read_config(Path(config.init_from))

@@ -1,0 +1,233 @@
+"""Classification and regression (paper, Section 4.1: diagnosis), on segments.
+
+Legend: B segments, N samples, D width, C classes.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from data_tools.labels import (
+    CodeLabeler,
+    LabelDefinition,
+    LabelError,
+    cinc2021,
+    label_split,
+    read_label_table,
+    read_ptbxl_database,
+)
+from data_tools.shards.dataset import Dataset
+from engine import evaluation
+from engine.config import FinetuneConfig
+from engine.config.finetune import LabelOptions
+from engine.data import Batch, CropStore, Split
+from engine.models import ClassificationHead, ModelConfig, save
+from engine.options import UserError
+from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
+from engine.tasks.finetuning import FinetuningTask
+from engine.tasks.protocol import Score, StepOutput
+
+_SCORES = {
+    "multilabel": Score("auroc_macro", "max"),
+    "binary": Score("auroc_macro", "max"),
+    "multiclass": Score("balanced_accuracy", "max"),
+    "regression": Score("mae", "min"),
+}
+
+
+class LabelLoss(nn.Module):
+    """The loss for the kind of label.
+
+    Binary cross-entropy of each class (multilabel, binary), cross-entropy (multiclass), or the mean squared error of values
+    that are standardized with the training set's mean and standard deviation (regression).
+
+    Args:
+        definition: the labels.
+        options: the task's options.
+        train_labels: labels of the training samples, for class weights and standardization; ``None``: without these.
+    """
+
+    weights: Tensor | None
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, definition: LabelDefinition, options: LabelOptions, train_labels: NDArray[Any] | None = None) -> None:
+        super().__init__()
+        self.kind = definition.kind
+        num_classes = len(definition.classes)
+        weights, mean, deviation = None, torch.zeros(num_classes), torch.ones(num_classes)
+        if train_labels is not None and self.kind == "regression":
+            mean, deviation = (torch.from_numpy(f(train_labels, axis=0)).float() for f in (np.mean, np.std))
+            deviation = torch.where(deviation > 0, deviation, 1.0)
+        elif train_labels is not None and options.class_weights == "balanced":
+            weights = torch.from_numpy(balanced_weights(definition, train_labels))
+        # Facts about the training set, not weights: they belong in no checkpoint.
+        self.register_buffer("weights", weights, persistent=False)
+        self.register_buffer("mean", mean, persistent=False)
+        self.register_buffer("deviation", deviation, persistent=False)
+
+    def forward(self, outputs: Tensor, labels: Tensor) -> StepOutput:
+        """Computes loss and predictions from the head's outputs [B, C] and labels as in :class:`data_tools.labels.Labels`."""
+        outputs = outputs.float()
+        metrics: dict[str, Tensor] = {}
+        if self.kind == "multiclass":
+            loss = F.cross_entropy(outputs, labels, weight=self.weights)
+            metrics["accuracy"] = (outputs.argmax(1) == labels).float().mean()
+            predicted = outputs.softmax(1)
+        elif self.kind == "regression":
+            loss = F.mse_loss(outputs, (labels - self.mean) / self.deviation)
+            predicted = outputs * self.deviation + self.mean
+        else:
+            loss = F.binary_cross_entropy_with_logits(outputs, labels, pos_weight=self.weights)
+            predicted = outputs.sigmoid()
+        return StepOutput(loss, metrics, {"predicted": predicted.detach()})
+
+
+class LabelTask(FinetuningTask):
+    """Learns the labels of :class:`engine.config.finetune.LabelOptions`.
+
+    Args:
+        config: the run's configuration, resolved.
+        splits: the training and, if there is one, the validation split with their labels; ``None``: labels without
+            statistics, as for a trial of memory.
+    """
+
+    exports_model = True
+
+    def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
+        options: Any = config.task
+        self._options: LabelOptions = options
+        self.definition: LabelDefinition = make_labeler(self._options).definition
+        self._train_labels = None if splits is None else splits["train"].labels
+        self._last: tuple[NDArray[Any], NDArray[Any]] | None = None
+        super().__init__(config)
+
+    @classmethod
+    def score(cls, config: FinetuneConfig) -> Score:
+        """See :class:`Task`."""
+        options: Any = config.task
+        return _SCORES[options.kind if options.scheme == "table" else "multilabel"]
+
+    def dummy_labels(self, size: int, device: torch.device) -> Tensor:
+        """See :class:`Task`."""
+        if self.definition.kind == "multiclass":
+            return torch.zeros(size, dtype=torch.int64, device=device)
+        return torch.zeros(size, len(self.definition.classes), device=device)
+
+    def make_head(self, width: int) -> tuple[nn.Module, nn.Module]:
+        """See :class:`FinetuningTask`."""
+        head = ClassificationHead(width, len(self.definition.classes), self._options.dropout)
+        return head, LabelLoss(self.definition, self._options, self._train_labels)
+
+    @classmethod
+    def open_splits(cls, config: FinetuneConfig, dataset: Dataset) -> dict[str, Split]:
+        """See :class:`Task`: the segments of all crops that have a label."""
+        options: Any = config.task
+        try:
+            labeler = make_labeler(options)
+            if options.table is not None:
+                labeler.check_keys([dataset], allow_unmatched=True)
+            splits = {}
+            for name, split in cls.split_names(config, dataset).items():
+                labels = label_split(dataset, split, labeler)
+                if not labels.is_labeled.any():
+                    raise UserError(f"{dataset.path}: no crop of split '{split}' has a label of {labels.definition.name}")
+                store = CropStore(dataset, split, unit="segment", chosen=labels.is_labeled)
+                splits[name] = Split(store, labels.values[store.crop])
+        except LabelError as error:
+            raise UserError(str(error)) from None
+        return splits
+
+    def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
+        """See :class:`Task`."""
+        del step, row0
+        labels = batch.labels
+        assert labels is not None
+        output: StepOutput = model(batch.segments.flatten(0, 1), labels)
+        return output._replace(predictions={**output.predictions, "label": labels, "recording": batch.recording})
+
+    def export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
+        """See :class:`Task`: a classifier, with thresholds that maximize F1 on the validation set."""
+        definition = self.definition
+        if self._last is not None and definition.kind in {"multilabel", "binary"}:
+            definition = definition.with_thresholds(evaluation.choose_f1_thresholds(*self._last))
+        provenance = {"initial_model": self.config.init_from, "mode": self.config.mode}
+        content = self.model_config.model_dump() | {
+            "kind": "classifier",
+            "encoder": self.config.model,
+            "objective": None,
+            "labels": definition.classes,
+            "label_definition": definition,
+            "provenance": provenance,
+        }
+        tensors = dict(weights)
+        if definition.kind == "regression":
+            # The model in the folder gives values in their own unit.
+            mean, deviation = (getattr(self.model.loss, name).cpu() for name in ("mean", "deviation"))
+            tensors["head.projection.weight"] = tensors["head.projection.weight"] * deviation[:, None]
+            tensors["head.projection.bias"] = tensors["head.projection.bias"] * deviation + mean
+        save(folder, ModelConfig.model_validate(content), tensors)
+
+    def make_evaluator(self, num_batches: int) -> Evaluator:
+        """See :class:`Task`."""
+        return PredictionEvaluator(num_batches, self.metrics)
+
+    def metrics(self, predictions: Predictions) -> dict[str, float]:
+        """Computes metrics per recording: the predictions of its segments are averaged.
+
+        Args:
+            predictions: ``predicted`` [N, C], ``label`` [N, ...] and ``recording`` [N] of all samples.
+        """
+        _, first, recording = np.unique(predictions["recording"], return_index=True, return_inverse=True)
+        sums = np.zeros((len(first), predictions["predicted"].shape[1]))
+        np.add.at(sums, recording, predictions["predicted"].astype(np.float64))
+        means = sums / np.bincount(recording)[:, None]
+        labels = predictions["label"][first]
+        self._last = (labels, means)
+        computed = make_metrics(self.definition, labels, means)
+        return {name: float(value) for name, value in evaluation.evaluate(computed).overall.items() if np.isfinite(value)}
+
+
+def make_labeler(options: LabelOptions) -> Any:
+    """Returns the source of labels that the options name.
+
+    Raises:
+        LabelError: a table that cannot be used.
+    """
+    if options.scheme == "cinc2021":
+        return CodeLabeler(cinc2021())
+    assert options.table is not None
+    if options.scheme == "table":
+        return read_label_table(options.table, options.kind, options.columns)
+    return read_ptbxl_database(options.table, options.scheme.removeprefix("ptbxl_"))
+
+
+def make_metrics(definition: LabelDefinition, labels: NDArray[Any], predicted: NDArray[Any]) -> evaluation.Metrics:
+    """Returns the metrics for labels [N, ...] and predictions [N, C] of a kind of label."""
+    if definition.kind == "multiclass":
+        return evaluation.MulticlassMetrics(labels.astype(np.int64), predicted, definition.classes)
+    if definition.kind == "regression":
+        return evaluation.RegressionMetrics(labels, predicted, definition.classes)
+    rewards = evaluation.load_rewards(definition.codes) if definition.name == "cinc2021" and definition.codes else None
+    thresholds = 0.5 if definition.thresholds is None else definition.thresholds
+    return evaluation.MultilabelMetrics(labels, predicted, thresholds, definition.classes, rewards)
+
+
+def balanced_weights(definition: LabelDefinition, labels: NDArray[Any]) -> NDArray[np.float32]:
+    """Returns the weight of each class [C]: of its positives (multilabel, binary) or of its samples (multiclass).
+
+    A class without positives, or without negatives, has weight 1.
+    """
+    num_classes = len(definition.classes)
+    if definition.kind == "multiclass":
+        counts = np.bincount(labels, minlength=num_classes)
+        return np.where(counts > 0, len(labels) / (num_classes * np.maximum(counts, 1)), 1).astype(np.float32)
+    positives = labels.sum(0)
+    negatives = len(labels) - positives
+    return np.where((positives > 0) & (negatives > 0), negatives / np.maximum(positives, 1), 1).astype(np.float32)

@@ -1,0 +1,47 @@
+"""Fine-tuning as a user runs it."""
+
+import signal
+from pathlib import Path
+
+import torch
+from pretraining_runs import TINY, Run
+
+import engine.models
+
+FINETUNE = [word for word in TINY if not word.startswith("objective.")]
+OVERRIDES = (
+    "init_from=random",
+    "train.precision=fp32",
+    "train.steps=8",
+    "validation.every_steps=4",
+    "checkpoint.every_steps=4",
+)
+
+
+def finetune(dataset: Path, out: Path, *overrides: str, ranks: int = 1) -> Run:
+    words = (*OVERRIDES, *overrides)
+    return Run(dataset, out, *words, ranks=ranks, script="finetune.py", config="finetune/diagnosis.yaml", tiny=FINETUNE)
+
+
+def test_ends_with_a_classifier(simulated_dataset: Path, tmp_path: Path) -> None:
+    run = finetune(simulated_dataset, tmp_path / "run", "leads=2", ranks=2).succeed()
+    assert "auroc_macro" in run.stderr
+    assert all("auroc_macro" in row and "challenge_score" in row for row in run.rows("valid"))
+    model = engine.models.load(tmp_path / "run" / "model")
+    assert model.config.leads == ("I", "II")
+    definition = model.config.label_definition
+    assert definition is not None
+    assert definition.thresholds is not None
+    assert len(definition.thresholds) == 26
+    assert model.logits(torch.zeros(1, 2, 2500)).shape == (1, 26)
+
+
+def test_killed_and_resumed_it_has_the_same_losses(simulated_dataset: Path, tmp_path: Path) -> None:
+    whole = finetune(simulated_dataset, tmp_path / "whole", "model.dropout=0.1").succeed()
+    parts = finetune(simulated_dataset, tmp_path / "parts", "model.dropout=0.1")
+    parts.wait_until(lambda: any((tmp_path / "parts" / "checkpoints").glob("step-*")))
+    parts.signal(signal.SIGKILL)
+    parts.wait()
+    resumed = finetune(simulated_dataset, tmp_path / "parts", "model.dropout=0.1").succeed()
+    assert resumed.losses() == whole.losses()
+    assert resumed.rows("valid")[-1] == whole.rows("valid")[-1]

@@ -1,0 +1,166 @@
+"""Fine-tuning on labels."""
+
+from collections.abc import Sequence
+from itertools import chain, cycle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from data_tools.labels import cinc2021
+from data_tools.leads import LEADS
+from data_tools.shards.dataset import Dataset
+from engine.config import FinetuneConfig
+from engine.data import random_batch
+from engine.models import Encoder, EncoderOptions, ModelConfig, load, save
+from engine.options import UserError
+from engine.tasks import LabelTask
+from engine.tasks.labels import balanced_weights
+
+SIZES = {"width": 16, "depth": 1, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
+
+
+def config(**changes: Any) -> FinetuneConfig:
+    content = {
+        "output_dir": "runs/none",
+        "data": {"path": "datasets/none"},
+        "init_from": "random",
+        "model": SIZES,
+        "train": {"steps": 1},
+        "task": {"name": "labels", "scheme": "cinc2021"},
+    }
+    return FinetuneConfig.model_validate(content | changes)
+
+
+@pytest.fixture
+def encoder_folder(tmp_path: Path) -> Path:
+    torch.manual_seed(5)
+    options = EncoderOptions.model_validate(SIZES)
+    encoder = Encoder(options)
+    tensors = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()}
+    save(tmp_path / "encoder", ModelConfig(kind="encoder", encoder=options), tensors)
+    return tmp_path / "encoder"
+
+
+def table(folder: Path, dataset: Dataset, kind: str) -> dict[str, Any]:
+    names = [dataset.samples(split, ["recording"])["recording"].to_pylist() for split in dataset.splits]
+    choices: dict[str, Sequence[object]] = {"binary": "01", "multiclass": "abc", "regression": range(50, 300, 7)}
+    values = choices[kind]
+    lines = [f"{name},{value}" for name, value in zip(sorted(set(chain.from_iterable(names))), cycle(values), strict=False)]
+    file = folder / f"{kind}.csv"
+    file.write_text("\n".join(["recording,y", *lines]))
+    return {"name": "labels", "scheme": "table", "table": str(file), "kind": kind, "columns": ["y"]}
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "binary", "multiclass", "regression"])
+def test_every_kind_of_label_gives_a_loss_predictions_and_a_score(simulated_dataset: Path, tmp_path: Path, kind: str) -> None:
+    dataset = Dataset.open(simulated_dataset)
+    options = {"name": "labels"} if kind == "multilabel" else table(tmp_path, dataset, kind)
+    run = config(task=options)
+    splits = LabelTask.open_splits(run, dataset)
+    task = LabelTask(run, splits)
+    assert splits["train"].store.half is not None
+    assert splits["train"].labels is not None
+    rows = slice(0, 16)
+    labels = torch.from_numpy(splits["train"].labels[rows])
+    batch = random_batch(16, num_leads=12, pair=task.pair, device=torch.device("cpu"))
+    batch = type(batch)(**vars(batch) | {"labels": labels})
+    output = task.compute(task.model, batch, torch.tensor(0), torch.tensor(0))
+    output.loss.backward()
+    assert output.loss.isfinite()
+    assert all(parameter.grad is not None for name, parameter in task.model.named_parameters() if "mask_embedding" not in name)
+    metrics = task.metrics({name: value.detach().numpy() for name, value in output.predictions.items()})
+    assert LabelTask.score(run).name in metrics
+
+
+def test_numbers_are_learned_standardized_and_exported_in_their_unit(simulated_dataset: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(simulated_dataset)
+    run = config(task=table(tmp_path, dataset, "regression"), leads=["I", "V2"])
+    task = LabelTask(run, LabelTask.open_splits(run, dataset))
+    task.model.eval()
+    segments = torch.randn(3, 2, 2500)
+    predicted = task.model(segments, torch.zeros(3, 1)).predictions["predicted"]
+    assert 50 < predicted.mean() < 300  # about the mean of the training set
+    task.export(tmp_path / "model", task.model.state_dict())
+    model = load(tmp_path / "model")
+    assert model.config.leads == ("I", "V2")
+    torch.testing.assert_close(model.logits(segments), predicted, rtol=1e-4, atol=1e-3)
+
+
+def test_missing_leads_are_zero_for_a_model_of_all_leads(encoder_folder: Path) -> None:
+    run = LabelTask.resolve_config(config(init_from=str(encoder_folder), leads=2, model={}))
+    task = LabelTask(run)
+    task.initialize()
+    task.model.eval()
+    segments = torch.randn(4, 2, 2500)
+    full = torch.zeros(4, 12, 2500)
+    full[:, [LEADS.index("I"), LEADS.index("II")]] = segments
+    torch.testing.assert_close(task.model.context(segments), load(encoder_folder).context(full))
+
+
+def test_a_given_model_brings_its_architecture_and_weights(encoder_folder: Path) -> None:
+    run = LabelTask.resolve_config(config(init_from=str(encoder_folder), model={"dropout": 0.0}))
+    assert (run.model.width, run.model.dropout) == (16, 0.0)
+    assert LabelTask.resolve_config(run) == run
+    task = LabelTask(run)
+    task.initialize()
+    weights = load(encoder_folder).encoder.state_dict()
+    assert all(torch.equal(tensor, weights[name]) for name, tensor in task.model.encoder.state_dict().items())
+    with pytest.raises(UserError, match=r"model\.width=48 contradicts init_from, where it is 16"):
+        LabelTask.resolve_config(config(init_from=str(encoder_folder), model={"width": 48}))
+
+
+def test_leads_that_a_model_does_not_have_are_refused(tmp_path: Path, encoder_folder: Path) -> None:
+    options = EncoderOptions.model_validate(SIZES)
+    tensors = {f"encoder.{name}": tensor for name, tensor in Encoder(options, 2).state_dict().items()}
+    save(tmp_path / "two", ModelConfig(kind="encoder", encoder=options, leads=("I", "II")), tensors)
+    with pytest.raises(UserError, match=r"has no lead V2; choose among I, II"):
+        LabelTask(LabelTask.resolve_config(config(init_from=str(tmp_path / "two"), leads=["I", "V2"], model={})))
+
+
+def test_a_frozen_encoder_is_neither_trained_nor_dropped_out(encoder_folder: Path) -> None:
+    run = LabelTask.resolve_config(config(init_from=str(encoder_folder), model={"dropout": 0.5}, mode="head"))
+    task = LabelTask(run)
+    task.model.train()
+    segments, labels = torch.randn(2, 12, 2500), torch.zeros(2, 26)
+    first, second = (task.model(segments, labels).loss for _ in range(2))
+    assert first == second
+    first.backward()
+    assert [name for name, parameter in task.model.named_parameters() if parameter.grad is not None] == [
+        "head.projection.weight",
+        "head.projection.bias",
+    ]
+
+
+def test_predictions_of_a_recording_are_averaged_over_its_segments() -> None:
+    task = LabelTask(config())
+    predicted = np.zeros((4, 26), np.float32)
+    predicted[:, 0] = [0.2, 0.6, 0.5, 0.1]
+    labels = np.zeros((4, 26), np.float32)
+    labels[:2, 0] = 1
+    metrics = task.metrics({"predicted": predicted, "label": labels, "recording": np.array([0, 0, 1, 2])})
+    assert metrics["auroc_macro"] == pytest.approx(0.5)  # 0.4 lies between 0.5 and 0.1
+
+
+def test_balanced_weights_make_up_for_rare_classes() -> None:
+    labels = np.zeros((10, 26), np.float32)
+    labels[:2, 0] = 1
+    weights = balanced_weights(cinc2021(), labels)
+    assert weights[0] == pytest.approx(4)  # 8 negatives for 2 positives
+    assert (weights[1:] == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("task", "fragment"),
+    [
+        ({"scheme": "cinc"}, "unknown scheme 'cinc'; known: cinc2021"),
+        ({"scheme": "table"}, "scheme 'table' needs a table"),
+        ({"scheme": "cinc2021", "table": "x.csv"}, "scheme 'cinc2021' reads no table"),
+        ({"scheme": "table", "table": "x.csv"}, "'columns' names the labels of scheme 'table'"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(task: dict[str, Any], fragment: str) -> None:
+    with pytest.raises(ValueError, match=fragment):
+        config(task={"name": "labels", **task})
