@@ -107,7 +107,7 @@ class Loader(ABC):
             DatasetError: a shard could not be read; the message names it.
         """
         if self._closed:
-            raise ValueError("the loader is closed or has failed before; make a new one")
+            raise ValueError("the loader has been closed or has failed; create a new one")
         try:
             batch = self._load()
         except BaseException:
@@ -122,7 +122,7 @@ class Loader(ABC):
         if cursor < 0:
             raise ValueError(f"a loader's cursor must not be negative, got {cursor}")
         if self._closed:
-            raise ValueError("the loader is closed or has failed before; make a new one")
+            raise ValueError("the loader has been closed or has failed; create a new one")
         self._seek(cursor)
         self._cursor = cursor
 

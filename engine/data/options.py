@@ -23,9 +23,9 @@ class DataOptions(Options):
     valid_split: str = "valid"
     """Split to validate on; may be absent from the dataset."""
     block_size: Annotated[int, Field(gt=0)] = 256
-    """Number of adjacent crops that stay together in the first step of shuffling."""
+    """Shuffle block size in crops: first the order of blocks is shuffled, then the crops of window_blocks blocks at a time."""
     window_blocks: Annotated[int, Field(gt=0)] = 16
-    """Number of blocks whose crops are mixed in the second step; more is closer to a full shuffle and less local to read."""
+    """Number of blocks whose crops are shuffled together; more is closer to a full shuffle and less local to read."""
     num_threads: Annotated[int, Field(gt=0)] = 2
     """Number of threads that read and, on a CPU, transform."""
     prefetch: Annotated[int, Field(gt=0)] = 4
@@ -33,7 +33,7 @@ class DataOptions(Options):
     verify: Literal["hash", "size"] = "hash"
     """What is compared with the manifest before the first step: the hash of every shard, or only its size."""
     augmentations: AugmentationOptions = AugmentationOptions()
-    """Augmentations of training and validation batches alike."""
+    """Augmentations applied to both training and validation batches."""
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:

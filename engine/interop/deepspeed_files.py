@@ -153,7 +153,7 @@ def _moments(path: Path, info: CheckpointInfo) -> tuple[dict[str, dict[str, Tens
         moments = {key: _join_slices([_take(state, key) for state in states], addresses) for key in MOMENTS}
     counts = {int(state["step"]) for rank in states for state in rank.values()}
     if len(counts) != 1:
-        raise ValueError(f"the parameters were updated {sorted(counts)} times")
+        raise ValueError(f"the optimizer's step counts differ between parameters: {sorted(counts)}")
     return moments, counts.pop()
 
 

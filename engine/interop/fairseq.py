@@ -44,7 +44,7 @@ def import_fairseq(
     Args:
         checkpoint: the ``.pt`` file. No code in it is run.
         folder: the native folder to write.
-        normalization: normalization of the input in training, which a checkpoint does not state; None means ``none``.
+        normalization: normalization of the input in training, which the checkpoint does not record; None means ``none``.
         leads: names in the order of the input's channels; may be None for twelve leads, whose order the official code fixes.
         labels: file with the names of a classifier's labels: one per line, or a CSV file with a column ``name``.
 
@@ -228,8 +228,8 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         for name, tensor in _identity(config.encoder.width).items():
             if not torch.equal(tensors.pop(name), tensor):
                 raise UserError(
-                    f"{folder}: {name} is not the identity, but the official encoder has no projection for features as wide "
-                    f"as the transformer; this model has no official form"
+                    f"{folder}: cannot be exported: {name} is not the identity, and the official encoder has no projection "
+                    f"if the features are as wide as the transformer"
                 )
     table = _table(config, has_mask_embedding=has_mask, is_fine_tuned=config.kind == "classifier")
     content = {

@@ -60,7 +60,7 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
         raise UserError(f"{file}: already exists: name a new file")
     model = load(folder)
     if sum(p.numel() * p.element_size() for p in model.parameters()) >= _MAX_FILE_BYTES:
-        raise UserError(f"{folder}: the model has more than 2 GB of weights, the limit of an ONNX file")
+        raise UserError(f"{folder}: more than 2 GB of weights, the limit of an ONNX file; use its safetensors file")
     content = _export(model)
     differences = _measure_differences(model, content)
     difference = max(differences)

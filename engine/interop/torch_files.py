@@ -89,4 +89,4 @@ def _explain(path: Path, error: BaseException) -> str:
             f"{path}: contains {what}; loading it could run code, so it was refused and nothing was run; ask its author to "
             f"save only tensors and plain values"
         )
-    return f"{path}: not a file of torch.save, or damaged; get another copy of the checkpoint"
+    return f"{path}: not a torch.save file, or damaged; get another copy of the checkpoint"

@@ -34,7 +34,7 @@ class EncoderOptions(Options):
     norm: FeatureNorm = "layer_norm"
     """Normalization of the features: layer_norm in each block (the paper), or group_norm in the first (the official code)."""
     feature_grad_scale: float = Field(default=0.1, ge=0)
-    """Factor on the gradient that reaches the feature encoder; 0 freezes it."""
+    """Multiplier for the gradient that reaches the feature encoder; 0 freezes it."""
     feature_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of the features that the quantizer receives."""
     input_dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -72,12 +72,12 @@ class ComputeOptions(Options):
     """
 
     attention: AttentionBackend = "auto"
-    """Attention kernel: plain (matrix products and a softmax), flash, cudnn, efficient, or auto (by device)."""
+    """Attention kernel: plain (matmuls and a softmax), flash, cudnn, efficient, or auto (by device)."""
     positional: PositionalFormulation = "auto"
-    """Formulation of the positional convolution: conv2d, conv1d, toeplitz, triton, or auto (by device)."""
+    """Implementation of the positional convolution: conv2d, conv1d, toeplitz, triton, or auto (by device)."""
     activation_checkpointing: bool = False
     """Whether to recompute the transformer blocks in the backward pass. Only the input of each block is kept: the base model
-    needs a tenth of the memory and a third more operations. Losses are the same, dropout included."""
+    needs a tenth of the memory, for a third more compute. Losses are the same, dropout included."""
 
 
 class EncoderOutput(NamedTuple):

@@ -98,7 +98,7 @@ def read_config(folder: Path) -> ModelConfig:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON ({error})") from None
     if not isinstance(content, dict) or content.get("format") != "ecg-engine-model":
-        raise UserError(f"{folder}: does not contain a model of this engine; engine/convert.py converts other formats")
+        raise UserError(f"{folder}: contains no ecg-engine model; engine/convert.py converts other formats")
     if content.get("format_version") != 1:
         raise UserError(
             f"{file}: has format version {content.get('format_version')}, but this release reads version 1; use the release "

@@ -20,15 +20,15 @@ class CMSCOptions(Options):
     """Options of CMSC, the global objective."""
 
     form: PairForm = "ntxent"
-    """Form of the loss: ntxent (the paper) or symmetric (the official code). ``ntxent`` compares each segment with all others
-    of the batch; ``symmetric`` compares first segments with second segments, and vice versa."""
+    """Form of the loss: ntxent (the paper) or symmetric (the official code). ntxent compares each segment with all others
+    of the batch; symmetric compares first segments with second segments, and vice versa."""
     temperature: float = Field(default=0.1, gt=0)
     """Temperature of the similarities."""
     negatives: Literal["all_ranks", "own_rank"] = "all_ranks"
-    """Whose segments are negatives: all_ranks or own_rank (the official code). With ``own_rank`` the loss depends on how many
+    """Whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
     ranks share a batch."""
     constant_norms: bool = False
-    """Whether no gradient flows through the norms in the cosine similarity (the official code)."""
+    """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
 
 
 class CMSC(Objective):

@@ -32,11 +32,11 @@ class W2VOptions(Options):
 
     masking: Masking = "independent_starts"
     """How masked tokens are chosen: independent_starts (the paper) or fixed_count (the official code). With
-    ``independent_starts`` each token starts a masked span with ``mask_probability``. With ``fixed_count`` each segment gets
-    ``mask_probability`` times its number of tokens spans, rounded at random and at least two, and is then trimmed so that all
-    segments have equally many masked tokens."""
+    independent_starts, each token starts a masked span with mask_probability. With fixed_count, each segment gets
+    mask_probability x (number of tokens) spans, rounded at random and at least two; then masks are trimmed so that all segments
+    have equally many masked tokens."""
     mask_probability: float = Field(default=0.065, gt=0, le=1)
-    """Probability that a token starts a masked span, exactly or on average."""
+    """Probability that a token starts a masked span (with fixed_count: on average)."""
     mask_span: int = Field(default=10, ge=1)
     """Length of a masked span, in tokens."""
     num_negatives: int = Field(default=100, ge=1)
@@ -56,7 +56,7 @@ class W2VOptions(Options):
     gumbel_end: float = Field(default=0.5, gt=0)
     """Lowest Gumbel temperature."""
     gumbel_decay: float = Field(default=0.999995, gt=0, le=1)
-    """Factor on the Gumbel temperature per step."""
+    """Multiplier for the Gumbel temperature per step."""
     diversity_weight: float = Field(default=0.1, ge=0)
     """Weight of the diversity loss."""
     features_penalty_weight: float = Field(default=10.0, ge=0)

@@ -228,7 +228,7 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path, folder: Path) -> No
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"format": "other"}, "does not contain a model"),
+        ({"format": "other"}, "contains no ecg-engine model"),
         ({"format_version": 2}, "format version 2"),
         ({"kind": "decoder"}, "kind"),
         ({"leads": ["I", "II"]}, "num_leads is 12"),
