@@ -53,13 +53,11 @@ class FinetuneConfig(RunConfig):
     """Everything a fine-tuning run is made of."""
 
     init_from: str
-    """Initial weights: the folder of a model, of a pre-training run or of one of its checkpoints, a checkpoint of
-    fairseq-signals (.pt), or random. Unless random, the architecture comes with them; ``model`` may change its dropouts."""
+    """Initial weights: the folder of a model (engine/convert.py makes one from a run's checkpoint or from fairseq-signals), or
+    random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
     task: TaskChoice
     """What is learned, with options: labels."""
     mode: Literal["full", "head"] = "full"
     """What is trained: the whole model, or only the head on a frozen encoder."""
     freeze_feature_encoder: bool = False
     """Whether the convolutional feature encoder keeps its weights."""
-    train_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the training patients to use; the patients of a smaller share are among those of a larger one."""
