@@ -147,7 +147,7 @@ def test_gallery_from_the_command_line(recordings_dataset: Path, tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(["--seed", "1"], "applies to --augment only"), (["--augment", "--seed", "-1"], "0 or more")]
+    ("arguments", "message"), [(["--seed", "1"], "applies only with --augment"), (["--augment", "--seed", "-1"], "0 or more")]
 )
 def test_mistakes_are_one_line(
     recordings_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
