@@ -15,30 +15,34 @@ import pyarrow as pa
 
 from data_tools.validation import one_line
 
-# Enough for a hundred million crops with one thread; each further thread needs its own share.
-_LIMITS: dict[str, str | bool | int | float | list[str]] = {
-    "memory_limit": "512MB",
-    "threads": 1,
-    "preserve_insertion_order": False,
-}
+# Of memory: enough for sorting, and for tables and grouping in addition. With one thread DuckDB cuts groups
+# into too few parts to spill them, and with many each needs its share.
+_MEMORY_MB = 256
+_ROWS_PER_MB = 100_000
 _BATCH_ROWS = 100_000
 
 
 @contextmanager
-def scratch_database(folder: Path | None = None) -> Iterator[duckdb.DuckDBPyConnection]:
+def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConnection]:
     """Opens an empty database that spills to disk what does not fit in memory, and is gone at the end.
 
     Args:
         folder: where to spill; None for TMPDIR, or else the system's folder for large temporary files.
+        num_rows: number of rows that are stored or grouped; each takes 10 bytes of memory.
 
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
     """
     parent = folder or _default_folder()
+    config: dict[str, str | bool | int | float | list[str]] = {
+        "memory_limit": f"{_MEMORY_MB + num_rows // _ROWS_PER_MB}MB",
+        "threads": 2,
+        "preserve_insertion_order": False,
+    }
     try:
         with (
             tempfile.TemporaryDirectory(prefix="ecg-engine-", dir=parent) as spill,
-            duckdb.connect(config=_LIMITS | {"temp_directory": spill}) as database,
+            duckdb.connect(config=config | {"temp_directory": spill}) as database,
         ):
             yield database
     except duckdb.OperationalError as error:

@@ -186,11 +186,11 @@ def main() -> None:
     parser.add_argument("step", choices=STEPS)
     parser.add_argument("folder", type=Path, help="an empty folder")
     parser.add_argument("--crops", type=int, required=True)
-    parser.add_argument("--memory", help="limit for scratch databases, such as 64MB")
+    parser.add_argument("--memory", type=int, help="megabytes of a scratch database, instead of the usual")
     parser.add_argument("--rows-per-group", type=int, help="of the table, instead of the usual")
     arguments = parser.parse_args()
     if arguments.memory:
-        data_tools.scratch_database._LIMITS["memory_limit"] = arguments.memory
+        data_tools.scratch_database._MEMORY_MB = arguments.memory
     if arguments.rows_per_group:
         data_tools.shards.tables.ROWS_PER_GROUP = arguments.rows_per_group
     run = STEPS[arguments.step](arguments.folder, arguments.crops)

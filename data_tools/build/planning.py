@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_tools.build.staging import INDEX_DTYPE, read_staged_index
+from data_tools.build.staging import INDEX_DTYPE, index_path, read_staged_index
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches, scratch_database
 from data_tools.shards.manifest import SplitCounts
@@ -105,7 +105,8 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float) -> Iterator
     Yields:
         The plan, which ends with the context.
     """
-    with scratch_database(staging) as database:
+    num_crops = sum(index_path(staging, chunk).stat().st_size for chunk in range(num_chunks)) // INDEX_DTYPE.itemsize
+    with scratch_database(staging, num_crops) as database:
         schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
         database.execute("CREATE TABLE crops AS FROM staged")

@@ -35,7 +35,8 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     size = sum(shard.size for shard in manifest.shards)
     yield f"{len(manifest.shards)} shards, {size / 1e9:.3f} GB"
     yield ""
-    with open_samples(dataset.path / SAMPLES_FILE) as database:
+    num_crops = sum(total.crops for total in manifest.counts.values())
+    with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
         counts = database.execute(_COUNTS, [SEGMENT_SAMPLES]).fetchall()
         labels = Counter[str]()
         for codes, num_recordings in database.execute(_LABELS).fetchall():

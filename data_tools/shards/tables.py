@@ -116,14 +116,18 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 @contextmanager
-def open_samples(path: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_samples(path: Path, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConnection]:
     """Opens a scratch database in which samples.parquet is the view ``samples``.
+
+    Args:
+        path: the table.
+        num_rows: number of rows that queries group; see :func:`data_tools.scratch_database.scratch_database`.
 
     Raises:
         DatasetError: the table cannot be read.
         OSError: a scratch file cannot be written.
     """
-    with scratch_database() as database:
+    with scratch_database(num_rows=num_rows) as database:
         try:
             database.execute("SET preserve_insertion_order = true")  # the order of rows is that of the dataset
             database.read_parquet(glob.escape(str(path))).create_view("samples")

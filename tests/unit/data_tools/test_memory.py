@@ -16,7 +16,7 @@ MEGABYTE = 1 << 20
 def peak_mb(step: str, folder: Path, num_crops: int) -> float:
     folder.mkdir()
     # Little memory, which both inputs fill; and the allocator that gives back what it does not need.
-    options = ["--crops", str(num_crops), "--memory", "64MB", "--rows-per-group", "2000"]
+    options = ["--crops", str(num_crops), "--memory", "64", "--rows-per-group", "2000"]
     result = subprocess.run(
         [sys.executable, large_inputs.__file__, step, str(folder), *options],
         check=True,

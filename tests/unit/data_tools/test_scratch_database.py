@@ -20,7 +20,7 @@ MANY_ROWS = "SELECT hash(i) AS h, i FROM range(3000000) AS numbers(i) ORDER BY h
 
 @pytest.fixture
 def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(module._LIMITS, "memory_limit", "32MB")
+    monkeypatch.setattr(module, "_MEMORY_MB", 32)
 
 
 @pytest.mark.usefixtures("little_memory")
