@@ -9,13 +9,22 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE
 from data_tools.shards.tables import count_reasons, open_samples
 
+# Names are grouped by their hashes, because DuckDB spills hash tables of numbers but not of many strings.
 _COUNTS = """
-    SELECT split, source, count(DISTINCT recording), count(DISTINCT patient), count(*),
+    SELECT split, source, count(DISTINCT md5_number(recording)), count(DISTINCT md5_number(patient)), count(*),
         sum(num_valid_samples // ?)::BIGINT, sum(num_valid_samples)::BIGINT
     FROM samples GROUP BY ALL ORDER BY ALL
 """
 # Recordings by their labels, which all crops of a recording share.
-_LABELS = "SELECT labels, count(*) FROM (SELECT DISTINCT source, recording, labels FROM samples) GROUP BY labels"
+_LABELS = """
+    WITH recordings AS (
+        SELECT DISTINCT md5_number(concat_ws(chr(0), source, recording)),
+            md5_number(array_to_string(labels, chr(0))) AS labels_hash FROM samples
+    )
+    SELECT labels, num_recordings
+    FROM (SELECT labels_hash, count(*) AS num_recordings FROM recordings GROUP BY ALL)
+    JOIN (SELECT DISTINCT md5_number(array_to_string(labels, chr(0))) AS labels_hash, labels FROM samples) USING (labels_hash)
+"""
 
 
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:

@@ -117,7 +117,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 @contextmanager
 def open_samples(path: Path, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Opens a scratch database in which samples.parquet is the view ``samples``.
+    """Opens a scratch database in which samples.parquet is the view ``samples``, with a column ``file_row_number``.
 
     Args:
         path: the table.
@@ -129,8 +129,7 @@ def open_samples(path: Path, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConne
     """
     with scratch_database(num_rows=num_rows) as database:
         try:
-            database.execute("SET preserve_insertion_order = true")  # the order of rows is that of the dataset
-            database.read_parquet(glob.escape(str(path))).create_view("samples")
+            database.read_parquet(glob.escape(str(path)), file_row_number=True).create_view("samples")
             yield database
         except (duckdb.Error, UnicodeDecodeError) as error:
             if isinstance(error, duckdb.OperationalError) and str(path) not in str(error):

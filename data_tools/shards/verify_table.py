@@ -10,19 +10,23 @@ from data_tools.shards.manifest import SAMPLES_FILE, Manifest, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, open_samples, read_groups
 
 _SHARDS = """
-    SELECT split, shard, min(row), max(row), count(*)
-    FROM (SELECT split, shard, row_number() OVER () - 1 AS row FROM samples) GROUP BY ALL ORDER BY min(row)
+    SELECT split, shard, min(file_row_number) AS first, max(file_row_number), count(*) FROM samples GROUP BY ALL ORDER BY first
 """
-_REPEATED_KEYS = "SELECT count(*), min(key) FROM (SELECT key FROM samples GROUP BY key HAVING count(*) > 1)"
+# Names are grouped by their hashes, because DuckDB spills hash tables of numbers but not of many strings.
+_REPEATED_KEYS = """
+    WITH repeated AS (SELECT md5_number(key) AS hash FROM samples GROUP BY hash HAVING count(*) > 1)
+    SELECT count(DISTINCT key), min(key) FROM samples SEMI JOIN repeated ON md5_number(key) = hash
+"""
 # The columns of SplitCounts.
 _COUNTS = """
-    SELECT split, count(DISTINCT (source, recording)), count(DISTINCT patient), count(*),
-        count(*) FILTER (num_valid_samples = ?), sum(num_valid_samples // ?)::BIGINT
+    SELECT split, count(DISTINCT md5_number(concat_ws(chr(0), source, recording))), count(DISTINCT md5_number(patient)),
+        count(*), count(*) FILTER (num_valid_samples = ?), sum(num_valid_samples // ?)::BIGINT
     FROM samples GROUP BY split
 """
 _SHARED_PATIENTS = """
-    WITH shared AS (SELECT patient FROM samples GROUP BY patient HAVING min(split) <> max(split)),
-        pairs AS (SELECT DISTINCT patient, split FROM samples SEMI JOIN shared USING (patient))
+    WITH shared AS (
+        SELECT md5_number(patient) AS hash FROM samples GROUP BY hash HAVING min(split) <> max(split)
+    ), pairs AS (SELECT DISTINCT patient, split FROM samples SEMI JOIN shared ON md5_number(patient) = hash)
     SELECT a.split, b.split, count(*), min(patient) FROM pairs AS a JOIN pairs AS b USING (patient)
     WHERE a.split < b.split GROUP BY ALL ORDER BY ALL
 """

@@ -102,7 +102,9 @@ class CropStore:
             )
         self._offsets = np.concatenate(offsets)[self.crop]
         self._shards = np.concatenate(shards)[self.crop]
+        del offsets, shards, lengths, num_segments  # to free their memory before more is needed
         with open_samples(dataset.path / SAMPLES_FILE) as database:
+            database.execute("SET preserve_insertion_order = true")  # row_number() then follows the order of the file
             self.recording = _number_by_appearance(database, split, "recording", self.crop)
             self.patient = _number_by_appearance(database, split, "patient", self.crop)
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
