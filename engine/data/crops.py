@@ -103,7 +103,7 @@ class CropStore:
         self._offsets = np.concatenate(offsets)[self.crop]
         self._shards = np.concatenate(shards)[self.crop]
         del offsets, shards, lengths, num_segments  # to free their memory before more is needed
-        with open_samples(dataset.path / SAMPLES_FILE) as database:
+        with open_samples(dataset.path / SAMPLES_FILE, self.num_samples // 4) as database:
             database.execute("SET preserve_insertion_order = true")  # row_number() then follows the order of the file
             self.recording = _number_by_appearance(database, split, "recording", self.crop)
             self.patient = _number_by_appearance(database, split, "patient", self.crop)
@@ -225,8 +225,9 @@ def _number_by_appearance(
         int64 [n], counted from 0.
     """
     query = f"""
-        SELECT min(row) OVER (PARTITION BY source, {column}) AS first_row FROM (
-            SELECT row_number() OVER () - 1 AS row, source, {column} FROM samples WHERE split = ?
+        SELECT min(row) OVER (PARTITION BY name) AS first_row FROM (
+            SELECT row_number() OVER () - 1 AS row, md5_number(concat_ws(chr(0), source, {column})) AS name FROM samples
+            WHERE split = ?
         ) ORDER BY row
     """  # noqa: S608  (the column is not the user's)
     # Names are told apart by the row of their first crop in the split, which is not always among the chosen ones.
