@@ -231,14 +231,15 @@ def _number_by_appearance(
         ) ORDER BY row
     """  # noqa: S608  (the column is not the user's)
     # Names are told apart by the row of their first crop in the split, which is not always among the chosen ones.
-    parts = [batch["first_row"].to_numpy() for batch in read_batches(database, query, [split])]
-    first_rows = np.concatenate([np.empty(0, np.int64), *parts])
-    del parts
+    parts = [batch["first_row"].to_numpy().astype(np.int32) for batch in read_batches(database, query, [split])]
+    first_rows = np.concatenate([np.empty(0, np.int32), *parts])
+    del parts  # memory counts here: there may be a hundred million crops
     num_rows, first_rows = len(first_rows), first_rows[crops]
-    first_places = np.empty(num_rows, np.int64)
-    first_places[first_rows[::-1]] = np.arange(len(crops))[::-1]  # of several values for a row, the last one stays
+    first_places = np.empty(num_rows, np.int32)
+    first_places[first_rows[::-1]] = np.arange(len(crops), dtype=np.int32)[::-1]  # the last of several values for a row stays
     places = first_places[first_rows]
-    numbers = np.cumsum(places == np.arange(len(places)))
+    del first_rows, first_places
+    numbers = np.cumsum(places == np.arange(len(places), dtype=np.int32), dtype=np.int32)
     numbers -= 1
-    by_appearance: npt.NDArray[np.int64] = numbers[places]
+    by_appearance: npt.NDArray[np.int64] = numbers[places].astype(np.int64)
     return by_appearance
