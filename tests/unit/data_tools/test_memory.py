@@ -28,11 +28,11 @@ def peak_mb(step: str, folder: Path, num_crops: int) -> float:
     return peak
 
 
-# A scratch database may use 10 bytes per row. The store keeps where each crop lies, 36 bytes, and for a moment some of it twice.
+# A scratch database may use 10 bytes per row. The store keeps where each crop lies, 36 bytes, and briefly some of it twice.
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
 @pytest.mark.parametrize(("step", "bytes_per_crop"), [("plan", 10), ("verify", 10), ("info", 10), ("store", 70)])
 def test_memory_does_not_grow_with_the_number_of_crops(tmp_path: Path, step: str, bytes_per_crop: int) -> None:
     small, large = (peak_mb(step, tmp_path / str(num_crops), num_crops) for num_crops in (SMALL, LARGE))
     # A list of keys alone would take 80 MB more; the allocators' share varies by some.
-    assert large - small < 20 + (LARGE - SMALL) * bytes_per_crop / MEGABYTE
+    assert large - small < 30 + (LARGE - SMALL) * bytes_per_crop / MEGABYTE
