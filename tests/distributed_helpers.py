@@ -9,13 +9,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from forkserver import forkserver
+from torch.multiprocessing.spawn import start_processes
 
 from engine.training.distributed import exit_process
 
 
 def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> list[Any]:
-    """Calls ``function(rank, *args)`` on each rank, in fresh processes (spawn, never fork), each with one thread.
+    """Calls ``function(rank, *args)`` on each rank, in processes of their own, each with one thread.
 
     Args:
         function: a function at the top level of its file. Each process loads the file, because test modules cannot be
@@ -32,7 +33,8 @@ def run_ranks(function: Callable[..., Any], world_size: int, *args: object) -> l
     source = Path(function.__code__.co_filename)
     with TemporaryDirectory() as folder:
         arguments = (world_size, folder, str(source), function.__name__, args)
-        spawn(_run_rank, arguments, nprocs=world_size, join=True)
+        forkserver()  # starts it
+        start_processes(_run_rank, arguments, nprocs=world_size, start_method="forkserver")
         return [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(world_size)]
 
 

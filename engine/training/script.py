@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 import traceback
 import warnings
@@ -38,6 +39,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     """
     arguments = _parse_arguments(prog, description, example)
     program = prog.removesuffix(".py")
+    is_main = os.environ.get("RANK", "0") == "0"  # set by every launcher
 
     def fail(error: Exception | str, *, report: bool) -> int:
         if report:
@@ -45,7 +47,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         return 2
 
     def notify(text: str) -> None:
-        if arguments.local_rank in {-1, 0}:
+        if is_main:
             sys.stderr.write(f"{program}: warning: {text}\n")
 
     try:
@@ -55,7 +57,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
             return 0
         ranks = init_distributed(select_device(config.train.device), config.train.timeout_minutes)
     except UserError as error:
-        return fail(error, report=arguments.local_rank in {-1, 0})
+        return fail(error, report=is_main)
     try:
         _train(config, ranks, task_class)
         status = 0
@@ -100,7 +102,7 @@ def _parse_arguments(prog: str, description: str, example: str) -> argparse.Name
         help="YAML file; if given several times, later files override earlier ones",
     )
     parser.add_argument("--print-config", action="store_true", help="print the resolved configuration and exit")
-    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # set by the launcher
+    parser.add_argument("--local_rank", type=int, default=-1, help=argparse.SUPPRESS)  # from the launcher
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the files")
     return parser.parse_intermixed_args()
 

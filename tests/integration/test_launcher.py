@@ -37,12 +37,12 @@ def is_running(pid: int) -> bool:
 def test_ranks_save_and_end_with_their_launcher(
     simulated_dataset: Path, tmp_path: Path, victim: str, number: signal.Signals
 ) -> None:
-    run = Run(simulated_dataset, tmp_path / "run", "train.steps=1000000", ranks=2)
+    run = Run(simulated_dataset, tmp_path / "run", "train.steps=1000000", ranks=2, launcher=True)
     run.wait_until(lambda: run.steps_done >= 2)
-    (launcher,) = children(run.process.pid)
+    (launcher,) = children(run.pid)
     processes = [launcher, *children(launcher)]
     assert len(processes) == 3
-    os.kill(run.process.pid if victim == "runner" else launcher, number)
+    os.kill(run.pid if victim == "runner" else launcher, number)
     end = time.monotonic() + TIMEOUT
     while any(map(is_running, processes)) and time.monotonic() < end:
         time.sleep(0.1)
@@ -50,6 +50,6 @@ def test_ranks_save_and_end_with_their_launcher(
     if still_running:
         run.kill()
     assert not still_running
-    run.process.communicate(timeout=TIMEOUT)
+    run.wait(TIMEOUT)
     steps = [int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").glob("step-*")]
     assert steps == [run.steps_done]

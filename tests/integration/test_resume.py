@@ -31,7 +31,7 @@ def test_after_sigterm(simulated_dataset: Path, tmp_path: Path, uninterrupted: d
     run.wait_until(lambda: run.steps_done >= 5)
     run.signal(signal.SIGTERM)
     run.wait()
-    assert run.process.returncode != 0
+    assert run.returncode != 0
     assert "saved" in run.stderr
     assert 5 <= run.steps_done < 24
     resumed = Run(simulated_dataset, tmp_path / "run", STEPS, ranks=ranks).succeed()
@@ -115,7 +115,7 @@ def test_with_a_pickle_in_place_of_a_file_runs_nothing(simulated_dataset: Path, 
     (step / "checkpoint.json").write_text(json.dumps(content))
     for ranks in (1, 2):
         run = Run(simulated_dataset, tmp_path / "run", "train.steps=4", ranks=ranks).wait()
-        assert run.process.returncode != 0
+        assert run.returncode != 0
         assert "Traceback" not in run.stderr
         assert f"{victim}: is damaged" in run.stderr
     assert not trace.exists()
