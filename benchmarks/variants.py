@@ -25,12 +25,12 @@ from engine.device import DTYPES, select_device
 from engine.models import EncoderOptions, feature_encoder, positional, transformer
 from engine.models.functional import AttentionBackend
 from engine.models.positional import PositionalConvolution
-from engine.models.positional_formulations import FORMULATIONS
+from engine.models.positional_implementations import IMPLEMENTATIONS
 from engine.models.transformer import SelfAttention
 from engine.options import UserError
 from engine.training.throughput import peak_memory_bytes, reset_peak_memory
 
-_MODULES = {"attention": get_args(AttentionBackend), "positional": tuple(FORMULATIONS)}
+_MODULES = {"attention": get_args(AttentionBackend), "positional": tuple(IMPLEMENTATIONS)}
 
 
 def main() -> int:

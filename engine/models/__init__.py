@@ -4,7 +4,7 @@ functional.py               linear maps, attention and dropout, by device
 layers.py                   layers with fp32 weights that compute in the dtype of their input
 feature_encoder.py          convolution blocks, samples to tokens
 positional.py               convolutional positional encoding
-positional_formulations.py  ways to compute its convolution; positional_triton.py, one with Triton kernels
+positional_implementations.py  ways to compute its convolution; positional_triton.py, one with Triton kernels
 transformer.py              post-LN transformer blocks
 quantizer.py                Gumbel vector quantizer
 encoder.py                  the whole encoder and its options

@@ -16,7 +16,7 @@ from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
 from engine.models.functional import AttentionBackend
 from engine.models.layers import Dropout, LayerNorm, Linear, MaskEmbedding, scale_gradient
 from engine.models.positional import PositionalConvolution
-from engine.models.positional_formulations import PositionalFormulation
+from engine.models.positional_implementations import PositionalImplementation
 from engine.models.transformer import Block
 from engine.options import Options
 
@@ -73,7 +73,7 @@ class ComputeOptions(Options):
 
     attention: AttentionBackend = "auto"
     """Attention kernel: plain (matmuls and a softmax), flash, cudnn, efficient, or auto (by device)."""
-    positional: PositionalFormulation = "auto"
+    positional: PositionalImplementation = "auto"
     """Implementation of the positional convolution: conv2d, conv1d, toeplitz, triton, or auto (by device)."""
     activation_checkpointing: bool = False
     """Whether to recompute the transformer blocks in the backward pass. Only the input of each block is kept: the base model

@@ -1,4 +1,4 @@
-"""Linear maps, attention and dropout, in the formulation that is fastest on the device of their input.
+"""Linear maps, attention and dropout, in the implementation that is fastest on the device of their input.
 
 These are PyTorch's own functions, except on a CPU outside of compiled graphs, where :mod:`engine.cpu_kernels` has faster ones.
 Compiled graphs always use PyTorch's, which the compiler fuses.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation, choose_formulation
+from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation, choose_implementation
 
 
 class PositionalConvolution(nn.Module):
@@ -22,13 +22,13 @@ class PositionalConvolution(nn.Module):
         width: D.
         kernel: K.
         num_groups: G; must divide the width.
-        formulation: a name in :data:`FORMULATIONS`, or ``auto``.
+        implementation: a name in :data:`IMPLEMENTATIONS`, or ``auto``.
     """
 
-    def __init__(self, width: int, kernel: int, num_groups: int, formulation: PositionalFormulation = "auto") -> None:
+    def __init__(self, width: int, kernel: int, num_groups: int, implementation: PositionalImplementation = "auto") -> None:
         super().__init__()
         self.num_groups = num_groups
-        self.formulation = formulation
+        self.implementation = implementation
         self.weight_v = nn.Parameter(torch.empty(width, width // num_groups, kernel))
         nn.init.normal_(self.weight_v, std=math.sqrt(4 / (kernel * width)))
         self.weight_g = nn.Parameter(self.weight_v.detach().norm(dim=(0, 1), keepdim=True))
@@ -44,8 +44,8 @@ class PositionalConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Encodes tokens [B, T, D]."""
-        name = choose_formulation(x.device) if self.formulation == "auto" else self.formulation
-        y = FORMULATIONS[name](x, self.weight().to(x.dtype), self.bias.to(x.dtype), self.num_groups)
+        name = choose_implementation(x.device) if self.implementation == "auto" else self.implementation
+        y = IMPLEMENTATIONS[name](x, self.weight().to(x.dtype), self.bias.to(x.dtype), self.num_groups)
         return x + F.gelu(y)
 
 

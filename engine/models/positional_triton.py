@@ -1,9 +1,9 @@
 """The grouped convolution of the positional encoding as Triton kernels.
 
-Both passes are matrix products that read their windows in place; the block-Toeplitz formulation copies them. In return, the
+Both passes are matrix products that read their windows in place; the block-Toeplitz implementation copies them. In return, the
 C = 48 channels of a group fill only three quarters of a tile, whose size is a power of two.
 
-Imported only when this formulation is used: Triton comes with PyTorch for CUDA, not with PyTorch for CPUs.
+Imported only when this implementation is used: Triton comes with PyTorch for CUDA, not with PyTorch for CPUs.
 
 Legend: B segments, T tokens, D width, G groups, C channels of a group, K kernel, R = K C summands of an output, ordered by tap,
 then channel.

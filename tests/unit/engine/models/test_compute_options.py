@@ -9,11 +9,11 @@ from torch import Tensor
 
 from engine.models import ComputeOptions, Encoder
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
-from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation
+from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation
 
 DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)
-POSITIONAL = [ComputeOptions(positional=name) for name in FORMULATIONS if name != "triton"]  # it needs a GPU
+POSITIONAL = [ComputeOptions(positional=name) for name in IMPLEMENTATIONS if name != "triton"]  # it needs a GPU
 VARIANTS = [*POSITIONAL, ComputeOptions(attention="plain"), CHECKPOINTING]
 
 
@@ -67,7 +67,7 @@ def test_every_variant_gives_the_same_context_and_gradients(compute: ComputeOpti
 
 # PyTorch's compiler instantiates the base class of autograd functions itself.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
-def test_formulations_for_gpus_compile_to_one_graph() -> None:
+def test_implementations_for_gpus_compile_to_one_graph() -> None:
     torch.compiler.reset()
     compute = ComputeOptions(positional="toeplitz", activation_checkpointing=True)
     (context, grad, _), (expected, expected_grad, _) = (run(compute, compiled=c, options={"depth": 1}) for c in (True, False))
@@ -93,5 +93,5 @@ def test_a_chosen_kernel_is_never_replaced() -> None:
 
 
 def test_configurations_have_the_names_of_the_tables() -> None:
-    assert set(get_args(PositionalFormulation)) == {"auto", *FORMULATIONS}
+    assert set(get_args(PositionalImplementation)) == {"auto", *IMPLEMENTATIONS}
     assert set(get_args(AttentionBackend)) == {"auto", "plain", *SDPA_BACKENDS}

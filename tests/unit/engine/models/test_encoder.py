@@ -163,7 +163,7 @@ def test_base_model_has_the_papers_size() -> None:
 
 def test_flops_equal_pytorchs_count() -> None:
     options = tiny_encoder_options(attention_dropout=0.0)
-    # On the meta device: the counter does not know the CPU kernels. Other formulations have more operations.
+    # On the meta device: the counter does not know the CPU kernels. Other implementations have more operations.
     with torch.device("meta"):
         encoder, segments = Encoder(options, compute=ComputeOptions(positional="conv2d")), torch.randn(1, 12, 2496)
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -1,4 +1,4 @@
-"""The positional convolution: every formulation is the same function, and so are its gradients."""
+"""The positional convolution: every implementation is the same function, and so are its gradients."""
 
 import pytest
 import torch
@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from engine.models.positional import PositionalConvolution
-from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation, choose_formulation
+from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation, choose_implementation
 
 # Triton kernels need a GPU; test_positional_triton.py interprets them.
-EVERY_FORMULATION = pytest.mark.parametrize("formulation", [name for name in FORMULATIONS if name != "triton"])
+EVERY_IMPLEMENTATION = pytest.mark.parametrize("implementation", [name for name in IMPLEMENTATIONS if name != "triton"])
 
 
 def naive(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
@@ -30,9 +30,9 @@ def naive(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
     return torch.stack(rows, dim=1)
 
 
-def convolve(formulation: PositionalFormulation, inputs: list[Tensor]) -> Tensor:
+def convolve(implementation: PositionalImplementation, inputs: list[Tensor]) -> Tensor:
     x, weight, bias = inputs
-    return FORMULATIONS[formulation](x, weight, bias, 8)
+    return IMPLEMENTATIONS[implementation](x, weight, bias, 8)
 
 
 def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
@@ -40,7 +40,7 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(y, inputs, upstream)
 
 
-@EVERY_FORMULATION
+@EVERY_IMPLEMENTATION
 @settings(max_examples=25, deadline=None)
 @given(
     num_segments=st.integers(1, 3),
@@ -50,28 +50,28 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
     group_width=st.integers(1, 3),
 )
 def test_equals_the_sum_written_out_in_float64(
-    formulation: PositionalFormulation, num_segments: int, num_tokens: int, kernel: int, num_groups: int, group_width: int
+    implementation: PositionalImplementation, num_segments: int, num_tokens: int, kernel: int, num_groups: int, group_width: int
 ) -> None:
     torch.manual_seed(num_tokens)
     width = num_groups * group_width
     shapes = [(num_segments, num_tokens, width), (width, group_width, kernel), (width,)]
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
     x, weight, bias = inputs
-    y, expected = FORMULATIONS[formulation](x, weight, bias, num_groups), naive(x, weight, bias, num_groups)
+    y, expected = IMPLEMENTATIONS[implementation](x, weight, bias, num_groups), naive(x, weight, bias, num_groups)
     assert y.shape == expected.shape
     torch.testing.assert_close(y, expected)
     for ours, theirs in zip(gradients(y, inputs), gradients(expected, inputs), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-@EVERY_FORMULATION
+@EVERY_IMPLEMENTATION
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_errors_are_no_larger_than_the_librarys(formulation: PositionalFormulation, dtype: torch.dtype) -> None:
+def test_rounding_errors_are_no_larger_than_the_librarys(implementation: PositionalImplementation, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(4, 156, 96), torch.randn(96, 12, 128) / 40, torch.randn(96)]
     rounded = [tensor.to(dtype).requires_grad_() for tensor in inputs]
     exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
-    y, expected = convolve(formulation, rounded), convolve("conv1d", exact)
+    y, expected = convolve(implementation, rounded), convolve("conv1d", exact)
     assert y.dtype == dtype
     assert_near(y, expected, dtype)
     for ours, theirs in zip(gradients(y, rounded), gradients(expected, exact), strict=True):
@@ -84,17 +84,17 @@ def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     assert error < (5e-6 if dtype == torch.float32 else 5e-3), error
 
 
-@EVERY_FORMULATION
-def test_an_empty_batch_has_an_empty_output(formulation: PositionalFormulation) -> None:
+@EVERY_IMPLEMENTATION
+def test_an_empty_batch_has_an_empty_output(implementation: PositionalImplementation) -> None:
     inputs = [torch.zeros(shape, requires_grad=True) for shape in [(0, 9, 16), (16, 2, 4), (16,)]]
-    y = convolve(formulation, inputs)
+    y = convolve(implementation, inputs)
     assert y.shape == (0, 9, 16)
     assert not torch.autograd.grad(y.sum(), inputs)[1].any()
 
 
-@EVERY_FORMULATION
-def test_only_needed_gradients_are_computed(formulation: PositionalFormulation) -> None:
-    module = PositionalConvolution(8, 4, 2, formulation)
+@EVERY_IMPLEMENTATION
+def test_only_needed_gradients_are_computed(implementation: PositionalImplementation) -> None:
+    module = PositionalConvolution(8, 4, 2, implementation)
     for frozen in (module.weight_g, module.weight_v):
         frozen.requires_grad = False
     module(torch.randn(2, 9, 8)).sum().backward()
@@ -102,11 +102,11 @@ def test_only_needed_gradients_are_computed(formulation: PositionalFormulation) 
     assert module.weight_v.grad is None
 
 
-def test_the_formulation_changes_no_weight() -> None:
+def test_the_implementation_changes_no_weight() -> None:
     modules = []
-    for formulation in FORMULATIONS:
+    for implementation in IMPLEMENTATIONS:
         torch.manual_seed(0)
-        modules.append(PositionalConvolution(8, 4, 2, formulation))
+        modules.append(PositionalConvolution(8, 4, 2, implementation))
     for module in modules[1:]:
         assert list(module.state_dict()) == list(modules[0].state_dict())
         for ours, theirs in zip(module.parameters(), modules[0].parameters(), strict=True):
@@ -114,5 +114,5 @@ def test_the_formulation_changes_no_weight() -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
-def test_auto_names_a_formulation(device: str) -> None:
-    assert choose_formulation(torch.device(device)) in FORMULATIONS
+def test_auto_names_an_implementation(device: str) -> None:
+    assert choose_implementation(torch.device(device)) in IMPLEMENTATIONS

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[4]
 # Sizes: segments, tokens, groups, channels of a group, kernel. The last has enough tokens for several blocks per share.
 PROGRAM = """
 import torch
-from engine.models.positional_formulations import FORMULATIONS
+from engine.models.positional_implementations import IMPLEMENTATIONS
 
 def error(ours, exact):
     return ((ours.double() - exact).norm() / exact.norm()).item()
@@ -27,7 +27,7 @@ for B, T, G, C, K in [(2, 30, 2, 3, 8), (3, 70, 2, 48, 16), (1, 156, 1, 12, 127)
         inputs = [torch.randn(B, T, G * C), torch.randn(G * C, C, K) / K, torch.randn(G * C)]
         rounded = [tensor.to(dtype).requires_grad_() for tensor in inputs]
         exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
-        y, expected = FORMULATIONS["triton"](*rounded, G), FORMULATIONS["conv1d"](*exact, G)
+        y, expected = IMPLEMENTATIONS["triton"](*rounded, G), IMPLEMENTATIONS["conv1d"](*exact, G)
         upstream = torch.randn(expected.shape).to(dtype)
         gradients = torch.autograd.grad(y, rounded, upstream)
         expected_gradients = torch.autograd.grad(expected, exact, upstream.double())

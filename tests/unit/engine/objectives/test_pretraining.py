@@ -83,7 +83,7 @@ def test_bf16_is_close_to_fp32(case: str) -> None:
 def test_nothing_waits_for_the_device_and_shapes_are_fixed(case: str, dtype: torch.dtype, device: str) -> None:
     """Fake tensors have no values: .item(), boolean indexing and shapes that depend on values raise.
 
-    The device "meta" stands for any that is not the CPU: it takes the formulations of a GPU, and most operations raise for a
+    The device "meta" stands for any that is not the CPU: it takes the implementations of a GPU, and most operations raise for a
     tensor that was left on the CPU.
     """
     # Constants cached for the process are real.

@@ -169,7 +169,7 @@ def test_unused_parameters_decay_the_same_at_every_stage(make_backend: MakeBacke
 def test_compute_options_reach_the_encoder() -> None:
     overrides = ["compute.attention=plain", "compute.positional=toeplitz", "compute.activation_checkpointing=true"]
     encoder = PretrainingTask(load(*overrides, "model.depth=1")).model.encoder
-    assert encoder.positional_convolution.formulation == "toeplitz"
+    assert encoder.positional_convolution.implementation == "toeplitz"
     assert [module.backend for module in encoder.modules() if isinstance(module, SelfAttention)] == ["plain"]
     assert encoder.activation_checkpointing
 

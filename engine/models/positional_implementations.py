@@ -1,4 +1,4 @@
-"""Formulations of the grouped convolution in the positional encoding: same weights and, up to rounding, same result.
+"""Implementations of the grouped convolution in the positional encoding: same weights and, up to rounding, same result.
 
 With 16 groups of 48 channels and 128 taps the convolution is 5 % of the model's FLOPs, yet a library may have no good kernel
 for it, so it can also be written as a batched matrix product.
@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PositionalFormulation = Literal["auto", "conv2d", "conv1d", "toeplitz", "triton"]
+PositionalImplementation = Literal["auto", "conv2d", "conv1d", "toeplitz", "triton"]
 
-# Longest block of the block-Toeplitz formulation, a sixth of the base model's 156 tokens. Longer blocks multiply by more zeros
-# ((L + K - 1) / K times the necessary FLOPs, here 1.2); shorter ones copy more ((L + K - 1) / L times the input, here 5.9).
+# Longest block of the block-Toeplitz implementation, a sixth of the base model's 156 tokens. Longer blocks multiply by more
+# zeros ((L + K - 1) / K times the necessary FLOPs, here 1.2); shorter ones copy more ((L + K - 1) / L times the input, here 5.9).
 _BLOCK_TOKENS = 26
 
 
@@ -49,7 +49,7 @@ def _triton(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
     return convolve(x, weight, bias, num_groups)
 
 
-FORMULATIONS: Final[dict[PositionalFormulation, Callable[[Tensor, Tensor, Tensor, int], Tensor]]] = {
+IMPLEMENTATIONS: Final[dict[PositionalImplementation, Callable[[Tensor, Tensor, Tensor, int], Tensor]]] = {
     "conv2d": _conv2d,
     "conv1d": _conv1d,
     "toeplitz": _toeplitz,
@@ -61,8 +61,8 @@ All run on any device, except ``triton``, which needs a GPU and Triton (part of 
 """
 
 
-def choose_formulation(device: torch.device) -> PositionalFormulation:
-    """Returns the formulation that ``auto`` means on a device.
+def choose_implementation(device: torch.device) -> PositionalImplementation:
+    """Returns the implementation that ``auto`` means on a device.
 
     On two CPU cores ``conv2d`` takes 0.4 of the time of ``conv1d`` and is faster than matrix products (base model). Nothing has
     been measured on a GPU yet. ``toeplitz`` is expected to be the fastest there: it is one batched product, which libraries do

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from engine.models import ComputeOptions, Encoder, EncoderOptions
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
-from engine.models.positional_formulations import FORMULATIONS, PositionalFormulation
+from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation
 
 # PyTorch may warn about kernels or the compiler on devices that these tests have not run on.
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore::UserWarning")]
@@ -29,20 +29,20 @@ def gradients(y: Tensor, inputs: list[Tensor]) -> tuple[Tensor, ...]:
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler about itself and the device
 @pytest.mark.parametrize("num_segments", [1, 32])
 @pytest.mark.parametrize(
-    ("formulation", "compiled"), [*((name, False) for name in FORMULATIONS), ("toeplitz", True), ("triton", True)]
+    ("implementation", "compiled"), [*((name, False) for name in IMPLEMENTATIONS), ("toeplitz", True), ("triton", True)]
 )
 def test_positional_convolution(
-    formulation: PositionalFormulation, compiled: bool, num_segments: int, cuda: torch.device
+    implementation: PositionalImplementation, compiled: bool, num_segments: int, cuda: torch.device
 ) -> None:
     torch.manual_seed(0)
     torch.compiler.reset()
-    convolve = FORMULATIONS[formulation]
+    convolve = IMPLEMENTATIONS[implementation]
     if compiled:
         convolve = torch.compile(convolve, fullgraph=True, dynamic=False)
     shapes = [(num_segments, 156, 768), (768, 48, 128), (768,)]
     x, weight, bias = rounded = [torch.randn(shape, device=cuda).bfloat16().requires_grad_() for shape in shapes]
     exact = [tensor.detach().double().requires_grad_() for tensor in rounded]
-    y, expected = convolve(x, weight, bias, 16), FORMULATIONS["conv1d"](exact[0], exact[1], exact[2], 16)
+    y, expected = convolve(x, weight, bias, 16), IMPLEMENTATIONS["conv1d"](exact[0], exact[1], exact[2], 16)
     assert y.dtype == torch.bfloat16
     assert error(y, expected) < BF16_ERROR
     for ours, theirs in zip(gradients(y, rounded), gradients(expected, exact), strict=True):
@@ -112,7 +112,7 @@ def run_encoder(
 
 @pytest.mark.filterwarnings("ignore")  # warnings of the compiler about itself and the device
 @pytest.mark.parametrize(("positional", "compiled"), [("auto", None), ("conv2d", None), ("auto", "blocks"), ("auto", "model")])
-def test_encoder(positional: PositionalFormulation, compiled: str | None, cuda: torch.device) -> None:
+def test_encoder(positional: PositionalImplementation, compiled: str | None, cuda: torch.device) -> None:
     torch.compiler.reset()
     plain = ComputeOptions(attention="plain", positional="conv1d")
     expected, expected_grads, _, _ = run_encoder(plain, torch.device("cpu"), torch.float32, NO_DROPOUT)
