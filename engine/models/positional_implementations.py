@@ -18,7 +18,7 @@ from torch.nn import functional as F
 PositionalImplementation = Literal["auto", "conv2d", "conv1d", "toeplitz", "triton"]
 
 # Longest block of the block-Toeplitz implementation, a sixth of the base model's 156 tokens. Longer blocks multiply by more
-# zeros ((L + K - 1) / K times the necessary FLOPs, here 1.2); shorter ones copy more ((L + K - 1) / L times the input, here 5.9).
+# zeros ((L + K - 1) / K times the necessary FLOPs, here 1.2); shorter ones copy more ((L + K - 1) / L times, here 5.9).
 _BLOCK_TOKENS = 26
 
 
