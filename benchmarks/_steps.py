@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from _timing import DeviceTimer
 
 from engine.config import PretrainConfig, load_config
@@ -81,7 +82,7 @@ class TrainingStep:
         """Times consecutive steps after a warm-up; returns the times of the slowest rank."""
         for _ in range(NUM_WARMUP_STEPS):
             self.run()
-        self._ranks.barrier()
+        dist.barrier()
         timer = DeviceTimer(self._ranks.device)
         timer.mark()
         for _ in range(repeats):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from engine.training.throughput import measure_peak_flops, synchronize
+from engine.training.throughput import measure_peak_flops
 
 # Larger than any cache of the device.
 _COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
@@ -38,7 +38,8 @@ class DeviceTimer:
 
     def seconds(self) -> list[float]:
         """Returns the time between consecutive marks, [number of marks - 1]; waits for the device."""
-        synchronize(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         return [_seconds_between(start, end) for start, end in pairwise(self._marks)]
 
 

@@ -155,7 +155,6 @@ def _loader_ratio(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks)
             store,
             order,
             leads=config.leads,
-            seed=config.seed,
             batch_size=_LOADER_BATCH,
             device=ranks.device,
         ) as loader:

@@ -131,9 +131,7 @@ def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: Exit
                     "prefetch": arguments.prefetch,
                 }
             )
-            loader = make_loader(
-                options, store, order, leads=12, seed=SEED, batch_size=arguments.batch_size, device=arguments.device
-            )
+            loader = make_loader(options, store, order, leads=12, batch_size=arguments.batch_size, device=arguments.device)
             candidates.append(Candidate(name, data, stack.enter_context(loader), torch.device(arguments.device)))
     return candidates
 

@@ -156,7 +156,7 @@ def _measure_stage(arguments: argparse.Namespace, stage: int, ranks: Ranks, traf
 def _all_reduce_rate(ranks: Ranks) -> float:
     """Returns the bytes/s that one rank sends around the ring in a large all-reduce."""
     tensor = torch.zeros(_ALL_REDUCE_ELEMENTS, device=ranks.device)
-    ranks.barrier()
+    dist.barrier()
     seconds = median(measure(lambda: dist.all_reduce(tensor), ranks.device, repeats=5))
     num_bytes = ring_bytes("all_reduce", tensor.numel() * tensor.element_size(), ranks.world_size)
     return num_bytes / float(max(ranks.gather(seconds)))

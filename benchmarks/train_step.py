@@ -29,6 +29,7 @@ from _profile import profile_step
 from _steps import PassSeconds, TrainingStep, step_batch, step_config
 from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import DeviceTimer, Roofline, mean_roofline, measure_roofline
+from torch import distributed as dist
 from torch.nn import functional
 
 from data_tools.shards.dataset import Dataset
@@ -163,14 +164,14 @@ def _profile(config: PretrainConfig, ranks: Ranks, folder: Path) -> None:
 
 def _roofline(config: PretrainConfig, ranks: Ranks) -> Roofline:
     """Returns the sum of all ranks' peak rates, measured at the same time."""
-    ranks.barrier()
+    dist.barrier()
     everyone = ranks.gather(measure_roofline(ranks.device, DTYPES[config.train.precision]))
     return Roofline(*(sum(values) for values in zip(*everyone, strict=True)))
 
 
 def _linear_flops(config: PretrainConfig, ranks: Ranks) -> float:
     """Returns the sum of all ranks' FLOP/s in the same matrix product by ``functional.linear``."""
-    ranks.barrier()
+    dist.barrier()
     rate = measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)
     return float(sum(ranks.gather(rate)))
 
@@ -185,7 +186,6 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
         store,
         order,
         leads=config.leads,
-        seed=config.seed,
         batch_size=num_pairs,
         rank=ranks.rank,
         world_size=ranks.world_size,

@@ -40,19 +40,13 @@ class ArrayOps(WordOps):
         arange: (shape, like): words that count from 0, last dimension fastest.
         constant: (float32 array, like): its numbers.
         concat: (arrays, axis): one after another.
-        cos: cosine.
-        sin: sine.
-        log: natural logarithm.
-        sqrt: square root.
+        math: module with the functions cos, sin, log and sqrt.
     """
 
     arange: Callable[[tuple[int, ...], Array], Array]
     constant: Callable[[NDArray[np.float32], Array], Array]
     concat: Callable[[Sequence[Array], int], Array]
-    cos: Callable[[Array], Array]
-    sin: Callable[[Array], Array]
-    log: Callable[[Array], Array]
-    sqrt: Callable[[Array], Array]
+    math: Any
 
 
 @functools.lru_cache(maxsize=16)
@@ -70,8 +64,5 @@ NUMPY_OPS = ArrayOps(
     arange=lambda shape, _: count(shape),
     constant=lambda numbers, _: numbers,
     concat=np.concatenate,
-    cos=np.cos,
-    sin=np.sin,
-    log=np.log,
-    sqrt=np.sqrt,
+    math=np,
 )

@@ -105,11 +105,6 @@ def to_microvolts(signal: NDArray[np.float32]) -> tuple[NDArray[np.int16], NDArr
     return microvolts.astype(np.int16), clipped
 
 
-def to_millivolts(signal_uv: NDArray[np.int16]) -> NDArray[np.float32]:
-    """Converts uV to float32 mV, any shape; :func:`to_microvolts` is the exact inverse."""
-    return signal_uv.astype(np.float32) / np.float32(1000)
-
-
 def blocks(recording: Recording) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Reads a recording in blocks of whole crops.
 

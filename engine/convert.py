@@ -8,7 +8,6 @@ python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
 """
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -24,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    for note in options.convert(options):
+    for note in _convert(options):
         sys.stderr.write(f"{note}\n")
     sys.stdout.write(f"wrote {options.output}\n")
     return 0
@@ -35,7 +34,7 @@ def _make_parser() -> argparse.ArgumentParser:
     example = "fairseq mimic_iv_ecg_physionet_pretrained.pt models/ecg-fm --normalization zscore_per_lead"
     parser = Parser("convert.py", description="Converts trained models.", epilog=_EXAMPLE + example, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (convert, purpose, source, output, example) in _COMMANDS.items():
+    for name, (purpose, source, output, example) in _COMMANDS.items():
         command = commands.add_parser(
             name,
             help=purpose,
@@ -43,9 +42,8 @@ def _make_parser() -> argparse.ArgumentParser:
             epilog=f"{_EXAMPLE}{name} {example}",
             formatter_class=formatter,
         )
-        for attribute, (metavar, text) in (("source", source), ("output", output)):
-            command.add_argument(attribute, type=Path, metavar=metavar, help=text)
-        command.set_defaults(convert=convert)
+        command.add_argument("source", type=Path, metavar=source[0], help=source[1])
+        command.add_argument("output", type=Path, metavar=output[0], help=output[1])
         if name == "fairseq":
             command.add_argument(
                 "--normalization",
@@ -63,55 +61,58 @@ def _make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-# What a command needs is imported when it runs.
+def _convert(options: argparse.Namespace) -> list[str]:
+    """Runs a command, whose modules are imported only now; returns its notes."""
+    if options.command == "fairseq":
+        from engine.interop.fairseq import import_fairseq
 
+        leads = None if options.leads is None else options.leads.split(",")
+        normalization, labels = options.normalization, options.labels
+        return import_fairseq(options.source, options.output, normalization=normalization, leads=leads, labels=labels)
+    if options.command == "deepspeed":
+        from engine.interop.zero_checkpoint import import_checkpoint
 
-def _fairseq(options: argparse.Namespace) -> list[str]:
-    from engine.interop.fairseq import import_fairseq
+        return import_checkpoint(options.source, options.output)
+    if options.command == "checkpoint":
+        from engine.interop.deepspeed_files import convert_checkpoint
 
-    leads = None if options.leads is None else options.leads.split(",")
-    return import_fairseq(
-        options.source, options.output, normalization=options.normalization, leads=leads, labels=options.labels
-    )
+        return convert_checkpoint(options.source, options.output)
+    if options.command == "to-fairseq":
+        from engine.interop.fairseq import export_fairseq
 
+        return export_fairseq(options.source, options.output)
+    from engine.interop.onnx_export import export_onnx
 
-def _call(module: str, function: str, options: argparse.Namespace) -> list[str]:
-    notes: list[str] = getattr(importlib.import_module(f"engine.interop.{module}"), function)(options.source, options.output)
-    return notes
+    return export_onnx(options.source, options.output)
 
 
 _EXAMPLE = "example:\n  python engine/convert.py "
 _COMMANDS = {
     "fairseq": (
-        _fairseq,
         "from a checkpoint of the official implementation (fairseq-signals, ECG-FM), pre-trained or fine-tuned",
         ("CHECKPOINT.pt", "the checkpoint; no code in it is run"),
         ("OUT_DIR", "folder of the new model"),
         "checkpoint_best.pt models/dx --labels labels.txt",
     ),
     "deepspeed": (
-        partial(_call, "zero_checkpoint", "import_checkpoint"),
         "from a checkpoint of a run: exports its model",
         ("CHECKPOINT_DIR", "folder of the checkpoint, RUN/checkpoints/step-..."),
         ("OUT_DIR", "folder of the new model"),
         "runs/first/checkpoints/step-00010000 models/first",
     ),
     "checkpoint": (
-        partial(_call, "deepspeed_files", "convert_checkpoint"),
         "from a checkpoint of an older release to a checkpoint that a run can resume from",
         ("OLD_DIR", "folder of the checkpoint, RUN/checkpoints/step-...; no code in it is run"),
         ("NEW_DIR", "folder for the converted checkpoint"),
         "runs/first/checkpoints/step-00010000 converted/step-00010000",
     ),
     "to-fairseq": (
-        partial(_call, "fairseq", "export_fairseq"),
         "to a checkpoint that the official implementation loads",
         ("MODEL_DIR", "folder of the model"),
         ("OUT.pt", "output file"),
         "models/first first.pt",
     ),
     "onnx": (
-        partial(_call, "onnx_export", "export_onnx"),
         "to ONNX, for any batch size and length; checked with onnxruntime before it is written",
         ("MODEL_DIR", "folder of the model"),
         ("OUT.onnx", "output file"),

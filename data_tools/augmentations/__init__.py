@@ -1,19 +1,19 @@
 """Augmentations, one file each; the one definition for the gallery and for training, whatever it runs on.
 
-To add one: a file with its options and its class, see :mod:`data_tools.augmentations.base`, and a field of
+To add one: a file with its class, see :mod:`data_tools.augmentations.base`, and a field of
 :class:`AugmentationOptions`.
 """
 
 from collections.abc import Sequence
 
-from data_tools.augmentations.base import Augmentation, AugmentationChoice
-from data_tools.augmentations.baseline_shift import BaselineShiftOptions
-from data_tools.augmentations.baseline_wander import BaselineWanderOptions
-from data_tools.augmentations.electromyographic import ElectromyographicOptions
-from data_tools.augmentations.powerline import PowerlineOptions
-from data_tools.augmentations.random_lead_masking import RandomLeadMaskingOptions
-from data_tools.augmentations.time_mask import TimeMaskOptions
-from data_tools.augmentations.vcg_transform import VcgTransformOptions
+from data_tools.augmentations.base import Augmentation
+from data_tools.augmentations.baseline_shift import BaselineShift
+from data_tools.augmentations.baseline_wander import BaselineWander
+from data_tools.augmentations.electromyographic import Electromyographic
+from data_tools.augmentations.powerline import Powerline
+from data_tools.augmentations.random_lead_masking import RandomLeadMasking
+from data_tools.augmentations.time_mask import TimeMask
+from data_tools.augmentations.vcg_transform import VcgTransform
 from data_tools.options import Options
 
 
@@ -24,22 +24,22 @@ class AugmentationOptions(Options):
     hides parts of the signal, so that these are exactly zero.
     """
 
-    vcg_transform: VcgTransformOptions | None = None
+    vcg_transform: VcgTransform | None = None
     """Rotation and scaling of the vectorcardiogram, as in 3KG; needs 12 leads."""
-    powerline: PowerlineOptions | None = None
+    powerline: Powerline | None = None
     """Powerline noise."""
-    electromyographic: ElectromyographicOptions | None = None
+    electromyographic: Electromyographic | None = None
     """Electromyographic noise."""
-    baseline_wander: BaselineWanderOptions | None = None
+    baseline_wander: BaselineWander | None = None
     """Baseline wander."""
-    baseline_shift: BaselineShiftOptions | None = None
+    baseline_shift: BaselineShift | None = None
     """Baseline shift."""
-    random_lead_masking: RandomLeadMaskingOptions | None = None
+    random_lead_masking: RandomLeadMasking | None = None
     """Random Lead Masking (RLM)."""
-    time_mask: TimeMaskOptions | None = None
+    time_mask: TimeMask | None = None
     """A masked span of each lead, as in 3KG."""
 
-    def chosen(self) -> dict[str, AugmentationChoice]:
+    def chosen(self) -> dict[str, Augmentation]:
         """Returns the augmentations that are on, in the order of application."""
         choices = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: choice for name, choice in choices.items() if choice is not None}
@@ -59,7 +59,7 @@ class AugmentationOptions(Options):
 
 
 def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[int]) -> list[Augmentation]:
-    """Makes the augmentations that are on, in the order of application.
+    """Binds the augmentations that are on to a run, in the order of application.
 
     Args:
         options: which, and theirs.
@@ -70,4 +70,4 @@ def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[
         ValueError: one of them cannot be applied to these leads.
     """
     options.check_leads(leads)
-    return [choice.make(seed, leads) for choice in options.chosen().values()]
+    return [choice.bind(seed, leads) for choice in options.chosen().values()]

@@ -10,14 +10,14 @@ stream position n.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, PrivateAttr
 
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
-from data_tools.counter_rng import Words, random_words, row_keys, to_uniform
+from data_tools.counter_rng import Words, fold_key, random_words, row_keys, to_uniform
 from data_tools.options import Options
 
 Floats = NDArray[np.float32]
@@ -45,6 +45,37 @@ Range = Annotated[tuple[float, float], AfterValidator(check_order)]
 NonNegativeRange = Annotated[tuple[NonNegative, NonNegative], AfterValidator(check_order)]
 
 
+class Augmentation(Options, ABC):
+    """An augmentation: its options and, once it is bound to a run, what it draws and computes."""
+
+    title: ClassVar[str]
+    """Name in the gallery."""
+    _seed: int = PrivateAttr()
+    _leads: tuple[int, ...] = PrivateAttr()
+
+    def bind(self, seed: int, leads: Sequence[int]) -> Self:
+        """Returns a copy for a run.
+
+        Args:
+            seed: the run's seed.
+            leads: rows of the run's leads in :data:`data_tools.leads.LEADS`, ascending.
+        """
+        bound = self.model_copy()
+        bound._seed, bound._leads = seed, tuple(leads)  # noqa: SLF001 -- its own class
+        return bound
+
+    def check_leads(self, leads: Sequence[int]) -> None:
+        """Checks that the augmentation can be applied to these leads.
+
+        Raises:
+            ValueError: it cannot; the message completes "data.augmentations.NAME needs".
+        """
+
+    def _key(self, stream: str) -> int:
+        """Returns the key of a stream of random numbers."""
+        return fold_key([self._seed, stream])
+
+
 class NoiseDraws(NamedTuple):
     """What is drawn for noise. The noise of a lead is the sum of its K waves, each times the lead's weight.
 
@@ -57,14 +88,13 @@ class NoiseDraws(NamedTuple):
     details: tuple[Array, ...]
 
 
-class Noise(ABC):
-    """An augmentation that adds noise.
+class Noise(Augmentation):
+    """An augmentation that adds noise."""
 
-    Attributes:
-        num_waves: K.
-    """
-
-    num_waves: int = 1
+    @property
+    def num_waves(self) -> int:
+        """K."""
+        return 1
 
     @abstractmethod
     def draw(self, segments: Segments) -> NoiseDraws:
@@ -79,7 +109,7 @@ class Noise(ABC):
         """
 
 
-class LeadScaling(ABC):
+class LeadScaling(Augmentation):
     """An augmentation that multiplies each lead by a number."""
 
     @abstractmethod
@@ -87,7 +117,7 @@ class LeadScaling(ABC):
         """Draws the factors: int64 [S], numbers of segments in the stream -> float32 [S, C, 1]."""
 
 
-class SignalMap(ABC):
+class SignalMap(Augmentation):
     """An augmentation that maps a segment to another one of the same shape, whatever the leads and samples have in common."""
 
     @abstractmethod
@@ -97,32 +127,6 @@ class SignalMap(ABC):
     @abstractmethod
     def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:
         """Maps segments, float32 [S, C, T] mV, by their draws to a new array of the same shape."""
-
-
-Augmentation = Noise | LeadScaling | SignalMap
-
-
-class AugmentationChoice(Options):
-    """Options of an augmentation that is turned on."""
-
-    title: ClassVar[str]
-    """Name in the gallery."""
-
-    @abstractmethod
-    def make(self, seed: int, leads: Sequence[int]) -> Augmentation:
-        """Makes the augmentation.
-
-        Args:
-            seed: the run's seed.
-            leads: rows of the run's leads in :data:`data_tools.leads.LEADS`, ascending.
-        """
-
-    def check_leads(self, leads: Sequence[int]) -> None:
-        """Checks that the augmentation can be applied to these leads.
-
-        Raises:
-            ValueError: it cannot; the message completes "data.augmentations.NAME needs".
-        """
 
 
 def draw_words(key: int, rows: Segments, num_columns: int) -> tuple[Words, Floats]:

@@ -6,7 +6,6 @@ segment, and its start uniformly among those where it fits. Offset and span are 
 implementation limb leads are not kept consistent, because a shift comes from the contact of a single electrode.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,7 +13,6 @@ from pydantic import AfterValidator
 
 from data_tools.array_ops import Array, ArrayOps
 from data_tools.augmentations.base import (
-    AugmentationChoice,
     Noise,
     NoiseDraws,
     Probability,
@@ -25,12 +23,11 @@ from data_tools.augmentations.base import (
     draw_between,
     draw_words,
 )
-from data_tools.counter_rng import fold_key
 from data_tools.recording import SEGMENT_SAMPLES
 
 
-class BaselineShiftOptions(AugmentationChoice):
-    """Options of baseline shift."""
+class BaselineShift(Noise):
+    """Baseline shift: one wave, a step of height 1 for each lead."""
 
     title: ClassVar[str] = "Baseline shift"
 
@@ -41,26 +38,13 @@ class BaselineShiftOptions(AugmentationChoice):
     span: Annotated[tuple[Probability, Probability], AfterValidator(check_order)] = (0.0, 1.0)
     """Range of the span's length as a fraction of the segment, drawn for each lead."""
 
-    def make(self, seed: int, leads: Sequence[int]) -> "BaselineShift":
-        """Makes the augmentation."""
-        return BaselineShift(self, seed, leads)
-
-
-class BaselineShift(Noise):
-    """The noise: one wave, a step of height 1 for each lead."""
-
-    def __init__(self, options: BaselineShiftOptions, seed: int, leads: Sequence[int]) -> None:
-        self._options = options
-        self._key = fold_key([seed, "baseline shift"])
-        self._num_leads = len(leads)
-
     def draw(self, segments: Segments) -> NoiseDraws:
         """Draws offsets and spans; the details are the spans' first samples and ends, words [S, 1, C, 1] each."""
-        _, uniform = draw_words(self._key, segments, 1 + 3 * self._num_leads)
-        draws = uniform[:, 1:].reshape(-1, 1, 3, self._num_leads, 1)
+        _, uniform = draw_words(self._key("baseline shift"), segments, 1 + 3 * len(self._leads))
+        draws = uniform[:, 1:].reshape(-1, 1, 3, len(self._leads), 1)
         offset, (length, start) = draws[:, :, 0], draws[:, :, 1:].astype(np.float64).transpose(2, 0, 1, 3, 4)
-        weights = draw_between(self._options.offset_mv, offset) * bernoulli(self._options.p, uniform[:, 0])
-        num_samples = np.rint(draw_between(self._options.span, length) * SEGMENT_SAMPLES)
+        weights = draw_between(self.offset_mv, offset) * bernoulli(self.p, uniform[:, 0])
+        num_samples = np.rint(draw_between(self.span, length) * SEGMENT_SAMPLES)
         first = np.floor(start * (SEGMENT_SAMPLES - num_samples + 1))
         return NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))
 

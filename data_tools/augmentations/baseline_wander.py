@@ -6,7 +6,6 @@ the official implementation, a segment has one course, which each lead scales by
 frequency; here the frequencies are multiples of df, as in the equation.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
@@ -15,7 +14,6 @@ from scipy.special import ndtri
 
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
 from data_tools.augmentations.base import (
-    AugmentationChoice,
     Noise,
     NoiseDraws,
     NonNegative,
@@ -26,13 +24,12 @@ from data_tools.augmentations.base import (
     draw_between,
     draw_words,
 )
-from data_tools.augmentations.noise_leads import NoiseLeads
+from data_tools.augmentations.noise_leads import noise_leads
 from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
-from data_tools.counter_rng import fold_key
 
 
-class BaselineWanderOptions(AugmentationChoice):
-    """Options of baseline wander."""
+class BaselineWander(Noise):
+    """Baseline wander: one wave, the sum over the components, shared by all leads."""
 
     title: ClassVar[str] = "Baseline wander"
 
@@ -56,32 +53,19 @@ class BaselineWanderOptions(AugmentationChoice):
         check_harmonics("num_components", self.num_components, self.frequency_step_hz[1])
         return self
 
-    def make(self, seed: int, leads: Sequence[int]) -> "BaselineWander":
-        """Makes the augmentation."""
-        return BaselineWander(self, seed, leads)
-
-
-class BaselineWander(Noise):
-    """The noise: one wave, the sum over the components, shared by all leads."""
-
-    def __init__(self, options: BaselineWanderOptions, seed: int, leads: Sequence[int]) -> None:
-        self._options = options
-        self._key = fold_key([seed, "baseline wander"])
-        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
-
     def draw(self, segments: Segments) -> NoiseDraws:
         """Draws C for each lead and the components of the course.
 
         The details are amplitudes, float32, and increments and first phases, words, [S, K, 1, 1] each.
         """
-        options, num_components = self._options, self._options.num_components
-        words, uniform = draw_words(self._key, segments, 2 + 2 * num_components + self._leads.num_sources)
+        leads, num_components = noise_leads(self._leads, consistent=self.consistent_limb_leads), self.num_components
+        words, uniform = draw_words(self._key("baseline wander"), segments, 2 + 2 * num_components + leads.num_sources)
         columns = np.split(np.arange(words.shape[1]), [2, 2 + num_components, 2 + 2 * num_components])
         _, of_amplitude, of_phase, of_scale = columns
-        scale = ndtri(uniform[:, of_scale].astype(np.float64)) * options.scale_std + options.scale_mean
-        weights = self._leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * bernoulli(options.p, uniform[:, 0])
-        step = draw_between(options.frequency_step_hz, uniform[:, 1].astype(np.float64))
-        amplitude = draw_between(options.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
+        scale = ndtri(uniform[:, of_scale].astype(np.float64)) * self.scale_std + self.scale_mean
+        weights = leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * bernoulli(self.p, uniform[:, 0])
+        step = draw_between(self.frequency_step_hz, uniform[:, 1].astype(np.float64))
+        amplitude = draw_between(self.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
         phase = words[:, of_phase][..., None, None]
         return NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
 
@@ -89,4 +73,4 @@ class BaselineWander(Noise):
         """Returns the course of the baseline, [S, 1, 1, T]."""
         amplitude, increment, phase = details
         components = cosines(ops, increment, phase) * amplitude
-        return sum((components[:, k : k + 1] for k in range(1, self._options.num_components)), components[:, 0:1])
+        return sum((components[:, k : k + 1] for k in range(1, self.num_components)), components[:, 0:1])

@@ -79,6 +79,7 @@ class AugmentationChain:
                 self._stages.append(_Stage(added, each))
                 added = []
             else:
+                assert isinstance(each, Noise | LeadScaling)
                 added.append(each)
         if added or not self._stages:
             self._stages.append(_Stage(added, None))

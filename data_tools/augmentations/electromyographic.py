@@ -10,14 +10,12 @@ half the angle.
 """
 
 import math
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from data_tools.array_ops import Array, ArrayOps
 from data_tools.augmentations.base import (
-    AugmentationChoice,
     Noise,
     NoiseDraws,
     NonNegativeRange,
@@ -26,13 +24,17 @@ from data_tools.augmentations.base import (
     bernoulli,
     draw_words,
 )
-from data_tools.augmentations.noise_leads import NoiseLeads
-from data_tools.counter_rng import fold_key, random_words, row_keys
+from data_tools.augmentations.noise_leads import noise_leads
+from data_tools.counter_rng import random_words, row_keys
 from data_tools.recording import SEGMENT_SAMPLES
 
 
-class ElectromyographicOptions(AugmentationChoice):
-    """Options of electromyographic noise."""
+class Electromyographic(Noise):
+    """Electromyographic noise: one wave, with a row for each lead.
+
+    Q sources of noise need P = Q / 2 rows of words, rounded up: the cosines are the first P sources, the sines the others. One
+    more row gives the amplitudes.
+    """
 
     title: ClassVar[str] = "Electromyographic noise"
 
@@ -43,43 +45,24 @@ class ElectromyographicOptions(AugmentationChoice):
     consistent_limb_leads: bool = True
     """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
-    def make(self, seed: int, leads: Sequence[int]) -> "Electromyographic":
-        """Makes the augmentation."""
-        return Electromyographic(self, seed, leads)
-
-
-class Electromyographic(Noise):
-    """The noise: one wave, with a row for each lead.
-
-    Q sources of noise need P = Q / 2 rows of words, rounded up: the cosines are the first P sources, the sines the others. One
-    more row gives the amplitudes.
-    """
-
-    def __init__(self, options: ElectromyographicOptions, seed: int, leads: Sequence[int]) -> None:
-        self._options = options
-        self._gate_key = fold_key([seed, "electromyographic gate"])
-        self._noise_key = fold_key([seed, "electromyographic noise"])
-        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
-        self._num_leads = len(leads)
-        self._num_pairs = (self._leads.num_sources + 1) // 2
-
     def draw(self, segments: Segments) -> NoiseDraws:
         """Draws which segments have noise; the detail is the key of each segment's words, a word [S, 1, 1, 1]."""
-        _, uniform = draw_words(self._gate_key, segments, 1)
-        weights = bernoulli(self._options.p, uniform[:, 0]).astype(np.float32).repeat(self._num_leads, axis=2)
-        keys = row_keys(self._noise_key, segments)
+        _, uniform = draw_words(self._key("electromyographic gate"), segments, 1)
+        weights = bernoulli(self.p, uniform[:, 0]).astype(np.float32).repeat(len(self._leads), axis=2)
+        keys = row_keys(self._key("electromyographic noise"), segments)
         return NoiseDraws(weights, (keys[:, None, None, None],))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the noise, [S, 1, C, T] mV."""
         (key,) = details
-        num_pairs, num_sources = self._num_pairs, self._leads.num_sources
+        leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
+        num_pairs = (leads.num_sources + 1) // 2
         words = random_words(ops, key, ops.arange((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))
         pairs, last = words[:, :, 0:num_pairs], words[:, :, num_pairs : num_pairs + 1]
-        low, high = self._options.amplitude_mv
+        low, high = self.amplitude_mv
         amplitude = (ops.to_float(ops.shift_right(last, 9)) + 0.5) * ((high - low) * 2.0**-23) + low
         upper = (ops.to_float(ops.shift_right(pairs, 16)) + 0.5) * 2.0**-16
-        radius = ops.sqrt(ops.log(upper) * -2.0) * amplitude
+        radius = ops.math.sqrt(ops.math.log(upper) * -2.0) * amplitude
         angle = ops.to_float(pairs & ops.word(0xFFFF)) * (2 * math.pi * 2.0**-16)
-        sources = ops.concat([ops.cos(angle) * radius, ops.sin(angle) * radius], 2)
-        return self._leads.mix(ops, sources[:, :, 0:num_sources])
+        sources = ops.concat([ops.math.cos(angle) * radius, ops.math.sin(angle) * radius], 2)
+        return leads.mix(ops, sources[:, :, 0 : leads.num_sources])

@@ -5,6 +5,7 @@ noise is drawn for I, II and the chest leads, and derived for the others; the of
 the four leads again from noisy I and II.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,6 +14,12 @@ from data_tools.array_ops import Array, ArrayOps
 from data_tools.leads import LEADS, derive_limb_leads
 
 _DERIVED = ("III", "aVR", "aVL", "aVF")
+
+
+@functools.lru_cache(maxsize=16)
+def noise_leads(leads: tuple[int, ...], *, consistent: bool) -> "NoiseLeads":
+    """Returns :class:`NoiseLeads` of these arguments."""
+    return NoiseLeads(leads, consistent=consistent)
 
 
 class NoiseLeads:

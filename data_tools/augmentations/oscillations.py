@@ -48,4 +48,4 @@ def harmonic_increments(frequency: npt.NDArray[np.float64], num_harmonics: int) 
 def cosines(ops: ArrayOps, increment: Array, start: Array) -> Array:
     """Computes cosines of amplitude 1: increments and first phases, words [S, K, 1, 1] -> float32 [S, K, 1, T]."""
     samples = ops.arange((1, 1, 1, SEGMENT_SAMPLES), increment)
-    return ops.cos(ops.to_float(increment * samples + start) * _RADIANS)
+    return ops.math.cos(ops.to_float(increment * samples + start) * _RADIANS)

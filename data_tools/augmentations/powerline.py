@@ -6,7 +6,6 @@ after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has 
 official implementation draws one amplitude for all leads, and either 50 or 60 Hz.
 """
 
-from collections.abc import Sequence
 from typing import Annotated, ClassVar, Self
 
 import numpy as np
@@ -14,7 +13,6 @@ from pydantic import Field, model_validator
 
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
 from data_tools.augmentations.base import (
-    AugmentationChoice,
     Noise,
     NoiseDraws,
     NonNegativeRange,
@@ -25,13 +23,12 @@ from data_tools.augmentations.base import (
     draw_between,
     draw_words,
 )
-from data_tools.augmentations.noise_leads import NoiseLeads
+from data_tools.augmentations.noise_leads import noise_leads
 from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
-from data_tools.counter_rng import fold_key
 
 
-class PowerlineOptions(AugmentationChoice):
-    """Options of powerline noise."""
+class Powerline(Noise):
+    """Powerline noise: K waves, the harmonics, shared by all leads."""
 
     title: ClassVar[str] = "Powerline noise"
 
@@ -51,28 +48,19 @@ class PowerlineOptions(AugmentationChoice):
         check_harmonics("num_harmonics", self.num_harmonics, max(self.frequencies_hz))
         return self
 
-    def make(self, seed: int, leads: Sequence[int]) -> "Powerline":
-        """Makes the augmentation."""
-        return Powerline(self, seed, leads)
-
-
-class Powerline(Noise):
-    """The noise: K waves, the harmonics, shared by all leads."""
-
-    def __init__(self, options: PowerlineOptions, seed: int, leads: Sequence[int]) -> None:
-        self._options = options
-        self._key = fold_key([seed, "powerline"])
-        self._leads = NoiseLeads(leads, consistent=options.consistent_limb_leads)
-        self.num_waves = options.num_harmonics
+    @property
+    def num_waves(self) -> int:
+        """See :class:`Noise`."""
+        return self.num_harmonics
 
     def draw(self, segments: Segments) -> NoiseDraws:
         """Draws amplitudes, frequency and phase; the details are increments and first phases, words [S, K, 1, 1] each."""
-        options, num_sources = self._options, self._leads.num_sources
-        words, uniform = draw_words(self._key, segments, 3 + options.num_harmonics * num_sources)
-        amplitude = draw_between(options.amplitude_mv, uniform[:, 3:]).reshape(-1, options.num_harmonics, num_sources, 1)
-        weights = self._leads.mix(NUMPY_OPS, amplitude) * bernoulli(options.p, uniform[:, 0])
-        choice = (uniform[:, 1].astype(np.float64) * len(options.frequencies_hz)).astype(np.int64)
-        increment = harmonic_increments(np.array(options.frequencies_hz)[choice], options.num_harmonics)
+        leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
+        words, uniform = draw_words(self._key("powerline"), segments, 3 + self.num_harmonics * leads.num_sources)
+        amplitude = draw_between(self.amplitude_mv, uniform[:, 3:]).reshape(-1, self.num_harmonics, leads.num_sources, 1)
+        weights = leads.mix(NUMPY_OPS, amplitude) * bernoulli(self.p, uniform[:, 0])
+        choice = (uniform[:, 1].astype(np.float64) * len(self.frequencies_hz)).astype(np.int64)
+        increment = harmonic_increments(np.array(self.frequencies_hz)[choice], self.num_harmonics)
         phase = np.broadcast_to(words[:, 2, None, None, None], increment.shape)
         return NoiseDraws(weights, (increment, phase))
 

@@ -12,40 +12,29 @@ from typing import ClassVar
 import numpy as np
 
 from data_tools.array_ops import NUMPY_OPS
-from data_tools.augmentations.base import AugmentationChoice, Floats, LeadScaling, Probability, Segments
-from data_tools.counter_rng import fold_key, random_words, row_keys, to_uniform
+from data_tools.augmentations.base import Floats, LeadScaling, Probability, Segments
+from data_tools.counter_rng import random_words, row_keys, to_uniform
 
 
-class RandomLeadMaskingOptions(AugmentationChoice):
-    """Options of random lead masking."""
+class RandomLeadMasking(LeadScaling):
+    """Random Lead Masking: a factor of 1 for a lead that is kept, 0 for one that is masked."""
 
     title: ClassVar[str] = "Random lead masking"
 
     p: Probability = 0.5
     """Probability that a lead of a segment is masked."""
 
-    def make(self, seed: int, leads: Sequence[int]) -> "RandomLeadMasking":
-        """Makes the augmentation."""
-        return RandomLeadMasking(self, seed, leads)
-
     def check_leads(self, leads: Sequence[int]) -> None:
         """Needs more than one lead."""
         if len(leads) == 1:
             raise ValueError("two or more leads: a single one would be blank in half of the segments")
 
-
-class RandomLeadMasking(LeadScaling):
-    """The augmentation: a factor of 1 for a lead that is kept, 0 for one that is masked."""
-
-    def __init__(self, options: RandomLeadMaskingOptions, seed: int, leads: Sequence[int]) -> None:
-        self._p = options.p
-        self._num_leads = len(leads)
-        self._key = fold_key([seed, "random lead masking"])
-
     def draw(self, segments: Segments) -> Floats:
         """Draws which leads are kept, [S, C, 1]."""
+        num_leads = len(self._leads)
         # The two segments of a sample share a row: the first has columns 0 to C - 1, the second C to 2 C - 1.
-        columns = (segments[:, None] % 2 * self._num_leads + np.arange(self._num_leads)).astype(np.uint32)
-        uniform = to_uniform(NUMPY_OPS, random_words(NUMPY_OPS, row_keys(self._key, segments // 2)[:, None], columns))
-        kept: Floats = (uniform >= self._p).astype(np.float32)[..., None]
+        columns = (segments[:, None] % 2 * num_leads + np.arange(num_leads)).astype(np.uint32)
+        keys = row_keys(self._key("random lead masking"), segments // 2)[:, None]
+        uniform = to_uniform(NUMPY_OPS, random_words(NUMPY_OPS, keys, columns))
+        kept: Floats = (uniform >= self.p).astype(np.float32)[..., None]
         return kept

@@ -3,19 +3,18 @@
 As in the official code of 3KG's views, each lead has a span of its own; one that reaches the end goes on at the beginning.
 """
 
-from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
 
 from data_tools.array_ops import Array, ArrayOps
-from data_tools.augmentations.base import AugmentationChoice, Probability, Segments, SignalMap, draw_words
-from data_tools.counter_rng import Words, fold_key
+from data_tools.augmentations.base import Probability, Segments, SignalMap, draw_words
+from data_tools.counter_rng import Words
 from data_tools.recording import SEGMENT_SAMPLES
 
 
-class TimeMaskOptions(AugmentationChoice):
-    """Options of the time mask."""
+class TimeMask(SignalMap):
+    """Time mask: a span of each lead is zero."""
 
     title: ClassVar[str] = "Time mask"
 
@@ -24,24 +23,11 @@ class TimeMaskOptions(AugmentationChoice):
     fraction: Probability = 0.5
     """Length of the masked span as a fraction of the segment."""
 
-    def make(self, seed: int, leads: Sequence[int]) -> "TimeMask":
-        """Makes the augmentation."""
-        return TimeMask(self, seed, leads)
-
-
-class TimeMask(SignalMap):
-    """The mask."""
-
-    def __init__(self, options: TimeMaskOptions, seed: int, leads: Sequence[int]) -> None:
-        self._options = options
-        self._key = fold_key([seed, "time mask"])
-        self._num_leads = len(leads)
-
     def draw(self, segments: Segments) -> tuple[Words, Words]:
         """Draws where the span of each lead begins, words [S, C, 1] in [0, T), and how long they are, words [S, 1, 1]."""
-        _, uniform = draw_words(self._key, segments, 1 + self._num_leads)
+        _, uniform = draw_words(self._key("time mask"), segments, 1 + len(self._leads))
         start = np.floor(uniform[:, 1:].astype(np.float64) * SEGMENT_SAMPLES)
-        length = int(SEGMENT_SAMPLES * self._options.fraction) * (uniform[:, 0] < self._options.p)
+        length = int(SEGMENT_SAMPLES * self.fraction) * (uniform[:, 0] < self.p)
         return start.astype(np.uint32)[..., None], length.astype(np.uint32)[:, None, None]
 
     def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:

@@ -13,7 +13,6 @@ from scipy.spatial.transform import Rotation
 
 from data_tools.array_ops import Array, ArrayOps
 from data_tools.augmentations.base import (
-    AugmentationChoice,
     Floats,
     NonNegativeRange,
     Probability,
@@ -23,13 +22,15 @@ from data_tools.augmentations.base import (
     draw_between,
     draw_words,
 )
-from data_tools.counter_rng import fold_key
 from data_tools.leads import LEADS
 from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
 
 
-class VcgTransformOptions(AugmentationChoice):
-    """Options of the VCG transform."""
+class VcgTransform(SignalMap):
+    """VCG transform: three axes as weighted sums of the independent leads, and 12 leads as weighted sums of these.
+
+    The sums are written out: NumPy's matrix product would share them among threads, and DALI has none.
+    """
 
     title: ClassVar[str] = "VCG transform"
 
@@ -40,34 +41,17 @@ class VcgTransformOptions(AugmentationChoice):
     scale: NonNegativeRange = (1.0, 1.5)
     """Range of the factors along the x, y and z axes, after the rotation."""
 
-    def make(self, seed: int, leads: Sequence[int]) -> "VcgTransform":
-        """Makes the augmentation."""
-        del leads  # all of them
-        return VcgTransform(self, seed)
-
     def check_leads(self, leads: Sequence[int]) -> None:
         """Needs all leads."""
         if len(leads) != len(LEADS):
             raise ValueError(f"all {len(LEADS)} leads, got {len(leads)}: the vectorcardiogram cannot be computed from fewer")
 
-
-class VcgTransform(SignalMap):
-    """The transform: three axes x, y, z as weighted sums of the independent leads, and 12 leads as weighted sums of these.
-
-    The sums are written out: NumPy's matrix product would share them among threads, and DALI has none.
-    """
-
-    def __init__(self, options: VcgTransformOptions, seed: int) -> None:
-        self._options = options
-        self._key = fold_key([seed, "vcg transform"])
-        self._to_vcg = INVERSE_DOWER.astype(np.float32)
-
     def draw(self, segments: Segments) -> tuple[Floats, Floats]:
         """Draws the matrices of the way back, [S, 3, 12, 1], and 1 where a segment stays as it is, else 0, [S, 1, 1]."""
-        _, uniform = draw_words(self._key, segments, 7)
-        angles = draw_between(self._options.angle_deg, uniform[:, 1:4].astype(np.float64))
-        scales = draw_between(self._options.scale, uniform[:, 4:7].astype(np.float64))
-        is_transformed = (uniform[:, 0] < self._options.p)[:, None, None]
+        _, uniform = draw_words(self._key("vcg transform"), segments, 7)
+        angles = draw_between(self.angle_deg, uniform[:, 1:4].astype(np.float64))
+        scales = draw_between(self.scale, uniform[:, 4:7].astype(np.float64))
+        is_transformed = (uniform[:, 0] < self.p)[:, None, None]
         rotation = Rotation.from_euler("zyx", angles, degrees=True).as_matrix()
         to_ecg = DOWER_OF_INVERSE @ (scales[..., None] * rotation) * is_transformed
         return to_ecg.swapaxes(1, 2)[..., None].astype(np.float32), (~is_transformed).astype(np.float32)
@@ -75,7 +59,7 @@ class VcgTransform(SignalMap):
     def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:
         """Transforms the segments; III, aVR, aVL and aVF then follow from I and II."""
         to_ecg, unchanged = draws
-        to_vcg = ops.constant(self._to_vcg, signal)
+        to_vcg = ops.constant(INVERSE_DOWER.astype(np.float32), signal)
         terms = [signal[:, row : row + 1] * to_vcg[:, column : column + 1] for column, row in enumerate(INDEPENDENT_ROWS)]
         vcg = sum(terms[1:], terms[0])
         result = signal * unchanged

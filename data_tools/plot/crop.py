@@ -12,29 +12,14 @@ from numpy.typing import NDArray
 
 from data_tools.diagnoses import DIAGNOSES
 from data_tools.leads import LEADS
-from data_tools.plot.ecg_paper import (
-    INK,
-    LABEL,
-    MARGIN,
-    MM_PER_MV,
-    MM_PER_SECOND,
-    NOTE,
-    TAIL,
-    baselines,
-    draw_calibration,
-    draw_lead_name,
-    draw_sheet,
-    draw_trace,
-    new_page,
-    save_figure,
-)
+from data_tools.plot import ecg_paper as paper
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 
 PIXELS_PER_MM = 10
 HEADER = 17.0  # above the paper
 FOOTER = 6.0  # below it
 
-_TRACE = MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
+_TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
 _LABELS_WIDTH = 140  # characters that fit into the line
 
 _PADDED = "#c9ced6"
@@ -67,7 +52,7 @@ def draw_header(axes: Axes, left: float, top: float, metadata: dict[str, object]
     age = metadata.get("age")
     years = f"{age:g} years" if isinstance(age, int | float | np.number) and np.isfinite(age) else "age unknown"
     person = f"patient {_text_of(metadata.get('patient'))}   {years}   sex {_text_of(metadata.get('sex'))}"
-    style: dict[str, Any] = {"color": INK, "va": "top", "parse_math": False, "clip_on": True}
+    style: dict[str, Any] = {"color": paper.INK, "va": "top", "parse_math": False, "clip_on": True}
     axes.text(left, top, name, fontsize=11, fontweight="bold", **style)
     axes.text(left, top - 5.5, person, fontsize=9, **style)
     labels = textwrap.shorten(_labels_of(metadata.get("labels")), _LABELS_WIDTH, placeholder=" ...")
@@ -76,20 +61,20 @@ def draw_header(axes: Axes, left: float, top: float, metadata: dict[str, object]
 
 def draw_footer(axes: Axes, metadata: dict[str, object], more: str = "") -> None:
     """Draws the scale, the sampling rate of the recording, and more."""
-    scale = f"{MM_PER_SECOND:g} mm/s   {MM_PER_MV:g} mm/mV"
+    scale = f"{paper.MM_PER_SECOND:g} mm/s   {paper.MM_PER_MV:g} mm/mV"
     rate = metadata.get("sampling_rate")
     if isinstance(rate, int | float | np.number):
         scale += f"   recorded at {rate:g} Hz"
-    axes.text(MARGIN, MARGIN + 1, scale + more, fontsize=8, color=INK, va="bottom")
+    axes.text(paper.MARGIN, paper.MARGIN + 1, scale + more, fontsize=8, color=paper.INK, va="bottom")
 
 
 def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_valid: int) -> None:
     """Shades the samples after the last valid one."""
-    edge = start + MM_PER_SECOND * num_valid / SAMPLING_RATE
+    edge = start + paper.MM_PER_SECOND * num_valid / SAMPLING_RATE
     end = start + _TRACE
     axes.add_patch(Rectangle((edge, bottom), end - edge, height, facecolor=_PADDED, alpha=0.55, linewidth=0, zorder=2))
     text = f"padded after {num_valid / SAMPLING_RATE:g} s"
-    axes.text(end - 2, bottom + height - 2, text, fontsize=8, color=INK, ha="right", va="top", zorder=4)
+    axes.text(end - 2, bottom + height - 2, text, fontsize=8, color=paper.INK, ha="right", va="top", zorder=4)
 
 
 def check_shape(signal_uv: NDArray[np.int16]) -> None:
@@ -122,22 +107,22 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
     num_valid = int(valid) if isinstance(valid, int | np.integer) else CROP_SAMPLES
 
     signal = signal_uv / 1000
-    down = baselines(signal)
-    sheet_width, sheet_height = LABEL + _TRACE + TAIL, float(down[-1])
-    height = sheet_height + HEADER + FOOTER + 2 * MARGIN
-    bottom = MARGIN + FOOTER
-    figure, axes = new_page(sheet_width + 2 * MARGIN, height, PIXELS_PER_MM)
-    sheet = draw_sheet(axes, MARGIN, bottom, sheet_width, sheet_height)
-    draw_header(axes, MARGIN, height - MARGIN, metadata)
-    start = MARGIN + LABEL
+    down = paper.baselines(signal)
+    sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
+    height = sheet_height + HEADER + FOOTER + 2 * paper.MARGIN
+    bottom = paper.MARGIN + FOOTER
+    figure, axes = paper.new_page(sheet_width + 2 * paper.MARGIN, height, PIXELS_PER_MM)
+    sheet = paper.draw_sheet(axes, paper.MARGIN, bottom, sheet_width, sheet_height)
+    draw_header(axes, paper.MARGIN, height - paper.MARGIN, metadata)
+    start = paper.MARGIN + paper.LABEL
     for lead, trace, offset in zip(LEADS, signal, down, strict=False):
         zero = bottom + sheet_height - float(offset)
-        draw_lead_name(axes, MARGIN, zero, lead)
+        paper.draw_lead_name(axes, paper.MARGIN, zero, lead)
         if lead in missing:
-            axes.text(start + 2, zero, "missing", fontsize=9, style="italic", color=NOTE, va="center", zorder=4)
+            axes.text(start + 2, zero, "missing", fontsize=9, style="italic", color=paper.NOTE, va="center", zorder=4)
         else:
-            draw_trace(axes, sheet, zero, trace[:num_valid])
-    draw_calibration(axes, MARGIN, bottom + sheet_height - float(down[0]))
+            paper.draw_trace(axes, sheet, zero, trace[:num_valid])
+    paper.draw_calibration(axes, paper.MARGIN, bottom + sheet_height - float(down[0]))
     if num_valid < CROP_SAMPLES:
         _draw_padding(axes, start, bottom, sheet_height, num_valid)
     draw_footer(axes, metadata)
@@ -155,4 +140,4 @@ def plot_crop(signal_uv: NDArray[np.int16], metadata: dict[str, object], out: Pa
     Raises:
         ValueError: the shape or the suffix is wrong, or the file cannot be written.
     """
-    save_figure(crop_figure(signal_uv, metadata), out)
+    paper.save_figure(crop_figure(signal_uv, metadata), out)

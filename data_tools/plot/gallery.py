@@ -13,32 +13,18 @@ from numpy.typing import NDArray
 
 from data_tools.array_ops import NUMPY_OPS
 from data_tools.augmentations import AugmentationOptions
-from data_tools.augmentations.base import AugmentationChoice
+from data_tools.augmentations.base import Augmentation
 from data_tools.augmentations.chain import AugmentationChain
 from data_tools.leads import LEADS
+from data_tools.plot import ecg_paper as paper
 from data_tools.plot.crop import FOOTER, HEADER, check_shape, draw_footer, draw_header, missing_leads
-from data_tools.plot.ecg_paper import (
-    INK,
-    LABEL,
-    MARGIN,
-    MM_PER_SECOND,
-    NOTE,
-    TAIL,
-    baselines,
-    draw_calibration,
-    draw_lead_name,
-    draw_sheet,
-    draw_trace,
-    new_page,
-    save_figure,
-)
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 
 _PIXELS_PER_MM = 8
 _COLUMNS = 3
 _TITLE = 12.0  # above each sheet
 _GAP = 8.0  # between sheets
-_SHEET = LABEL + MM_PER_SECOND * SEGMENT_SAMPLES / SAMPLING_RATE + TAIL
+_SHEET = paper.LABEL + paper.MM_PER_SECOND * SEGMENT_SAMPLES / SAMPLING_RATE + paper.TAIL
 
 
 @dataclass(frozen=True)
@@ -72,15 +58,15 @@ def make_panels(segment_uv: NDArray[np.int16], seed: int) -> list[Panel]:
     return [Panel("Original", "", _augment(segment_uv, seed, [])), *single, together]
 
 
-def _augment(segment_uv: NDArray[np.int16], seed: int, choices: list[AugmentationChoice]) -> NDArray[np.float32]:
+def _augment(segment_uv: NDArray[np.int16], seed: int, choices: list[Augmentation]) -> NDArray[np.float32]:
     leads = range(len(LEADS))
-    chain = AugmentationChain([choice.make(seed, leads) for choice in choices], len(leads))
+    chain = AugmentationChain([choice.bind(seed, leads) for choice in choices], len(leads))
     gain, draws = chain.draw(np.zeros(1, np.int64))
     augmented: NDArray[np.float32] = chain.apply(NUMPY_OPS, segment_uv[None] * gain, draws)[0]
     return augmented
 
 
-def _describe(choice: AugmentationChoice) -> str:
+def _describe(choice: Augmentation) -> str:
     """Returns the numbers among the options as text."""
     texts = []
     for name, value in choice:
@@ -93,16 +79,16 @@ def _describe(choice: AugmentationChoice) -> str:
 
 def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDArray[np.float64], notes: dict[str, str]) -> None:
     height = float(down[-1])
-    sheet = draw_sheet(axes, left, bottom, _SHEET, height)
-    axes.text(left, bottom + height + 6, panel.title, fontsize=11, fontweight="bold", color=INK, va="bottom")
-    axes.text(left, bottom + height + 1.5, panel.options, fontsize=8, color=NOTE, va="bottom")
+    sheet = paper.draw_sheet(axes, left, bottom, _SHEET, height)
+    axes.text(left, bottom + height + 6, panel.title, fontsize=11, fontweight="bold", color=paper.INK, va="bottom")
+    axes.text(left, bottom + height + 1.5, panel.options, fontsize=8, color=paper.NOTE, va="bottom")
     for lead, trace, offset in zip(LEADS, panel.signal, down, strict=False):
         zero = bottom + height - float(offset)
-        draw_lead_name(axes, left, zero, lead)
-        draw_trace(axes, sheet, zero, trace)
+        paper.draw_lead_name(axes, left, zero, lead)
+        paper.draw_trace(axes, sheet, zero, trace)
         note = "" if trace.any() else notes.get(lead, "masked")
-        axes.text(left + LABEL + 2, zero + 1, note, fontsize=8, style="italic", color=NOTE, va="bottom", zorder=4)
-    draw_calibration(axes, left, bottom + height - float(down[0]))
+        axes.text(left + paper.LABEL + 2, zero + 1, note, fontsize=8, style="italic", color=paper.NOTE, va="bottom", zorder=4)
+    paper.draw_calibration(axes, left, bottom + height - float(down[0]))
 
 
 def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], seed: int) -> Figure:
@@ -125,16 +111,16 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
     traces = zip(LEADS, panels[0].signal, strict=True)
     notes = {lead: "missing" if lead in missing else "flat" for lead, trace in traces if not trace.any()}
     rows = [panels[first : first + _COLUMNS] for first in range(0, len(panels), _COLUMNS)]
-    downs = [baselines(np.stack([panel.signal for panel in row])) for row in rows]
-    width = _COLUMNS * _SHEET + (_COLUMNS - 1) * _GAP + 2 * MARGIN
-    height = sum(float(down[-1]) + _TITLE for down in downs) + (len(rows) - 1) * _GAP + HEADER + FOOTER + 2 * MARGIN
-    figure, axes = new_page(width, height, _PIXELS_PER_MM)
-    draw_header(axes, MARGIN, height - MARGIN, metadata)
-    top = height - MARGIN - HEADER
+    downs = [paper.baselines(np.stack([panel.signal for panel in row])) for row in rows]
+    width = _COLUMNS * _SHEET + (_COLUMNS - 1) * _GAP + 2 * paper.MARGIN
+    height = sum(float(down[-1]) + _TITLE for down in downs) + (len(rows) - 1) * _GAP + HEADER + FOOTER + 2 * paper.MARGIN
+    figure, axes = paper.new_page(width, height, _PIXELS_PER_MM)
+    draw_header(axes, paper.MARGIN, height - paper.MARGIN, metadata)
+    top = height - paper.MARGIN - HEADER
     for row, down in zip(rows, downs, strict=True):
         bottom = top - _TITLE - float(down[-1])
         for column, panel in enumerate(row):
-            left = MARGIN + column * (_SHEET + _GAP)
+            left = paper.MARGIN + column * (_SHEET + _GAP)
             _draw_panel(axes, panel, left, bottom, down, notes)
         top = bottom - _GAP
     draw_footer(axes, metadata, f"   first 5 s   seed {seed}")
@@ -147,4 +133,4 @@ def plot_gallery(signal_uv: NDArray[np.int16], metadata: dict[str, object], seed
     Raises:
         ValueError: the signal has another shape, the suffix is unknown, or the file cannot be written.
     """
-    save_figure(gallery_figure(signal_uv, metadata, seed), out)
+    paper.save_figure(gallery_figure(signal_uv, metadata, seed), out)

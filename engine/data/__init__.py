@@ -33,7 +33,6 @@ def make_loader(
     order: SampleOrder,
     *,
     leads: int | list[str],
-    seed: int,
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
@@ -48,7 +47,6 @@ def make_loader(
         store: the crops.
         order: their order.
         leads: number of leads or their names, see :func:`find_leads`.
-        seed: the run's seed; must equal ``order.seed``.
         batch_size: number of crops in a micro-batch of one rank.
         rank: this process, among ``world_size``.
         world_size: number of ranks.
@@ -66,17 +64,16 @@ def make_loader(
         name = best_loader(device)
         _logger.info("data.loader=auto: using the %s loader", name)
     rows = find_leads(leads)
-    chain = AugmentationChain(make_augmentations(options.augmentations, seed, rows), len(rows))
+    chain = AugmentationChain(make_augmentations(options.augmentations, order.seed, rows), len(rows))
     setup = LoaderSetup(
         store=store,
         order=order,
-        seed=seed,
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,
         device=device,
         leads=rows,
-        transform=Transform(chain, len(rows), seed=seed, pair=pair),
+        transform=Transform(chain, len(rows), seed=order.seed, pair=pair),
         prefetch=options.prefetch,
         num_threads=options.num_threads,
         labels=labels,

@@ -11,16 +11,11 @@ from engine.counter_rng import TORCH_WORDS
 from engine.data.buffers import to_device
 
 TORCH_OPS = ArrayOps(
-    word=TORCH_WORDS.word,
-    shift_right=TORCH_WORDS.shift_right,
-    to_float=TORCH_WORDS.to_float,
+    **vars(TORCH_WORDS),
     arange=lambda shape, like: torch.arange(int(np.prod(shape)), dtype=torch.int32, device=like.device).view(shape),
     constant=lambda numbers, like: to_device(torch.from_numpy(numbers), like.device),
     concat=lambda arrays, axis: torch.cat(list(arrays), axis),
-    cos=torch.cos,
-    sin=torch.sin,
-    log=torch.log,
-    sqrt=torch.sqrt,
+    math=torch,
 )
 
 
@@ -35,7 +30,7 @@ def dali_module(name: str = "") -> Any:
 
 def make_dali_ops() -> ArrayOps:
     """Returns the operations on DALI nodes."""
-    fn, math, types = (dali_module(name) for name in (".fn", ".math", ".types"))
+    fn, types = dali_module(".fn"), dali_module(".types")
 
     def word(value: int) -> Any:
         return types.Constant(np.uint32(value))
@@ -48,8 +43,5 @@ def make_dali_ops() -> ArrayOps:
         arange=lambda shape, like: types.Constant(count(shape), device=like.device),
         constant=lambda numbers, like: types.Constant(numbers, device=like.device),
         concat=lambda arrays, axis: fn.cat(*arrays, axis=axis),
-        cos=math.cos,
-        sin=math.sin,
-        log=math.log,
-        sqrt=math.sqrt,
+        math=dali_module(".math"),
     )

@@ -52,7 +52,6 @@ def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair
             store,
             order,
             leads=config.leads,
-            seed=config.seed,
             batch_size=micro_batch_size,
             rank=ranks.rank,
             world_size=ranks.world_size,

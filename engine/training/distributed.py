@@ -32,10 +32,6 @@ class Ranks:
         """Whether this rank writes the run's files and the messages to the user."""
         return self.rank == 0
 
-    def barrier(self) -> None:
-        """Waits for all ranks."""
-        dist.barrier(group=self.group)
-
     def with_own_group(self) -> "Ranks":
         """Returns these ranks with a process group of their own, for the use in another thread than the training's."""
         return replace(self, group=dist.new_group(backend="gloo"))

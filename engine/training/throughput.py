@@ -80,12 +80,6 @@ class StepClock:
         return event
 
 
-def synchronize(device: torch.device) -> None:
-    """Waits for the device; for measurements only, never in a step."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 def peak_memory_bytes(device: torch.device) -> int:
     """Returns this process's peak memory: on the GPU if it trains there, otherwise in RAM."""
     if device.type == "cuda":

@@ -60,7 +60,6 @@ def make(
         store,
         SampleOrder(store.num_samples, seed, block_size=block_size, window_blocks=3),
         leads=leads,
-        seed=seed,
         batch_size=batch_size,
         rank=rank,
         world_size=world_size,

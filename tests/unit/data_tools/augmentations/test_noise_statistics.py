@@ -10,7 +10,7 @@ from scipy import stats
 
 from data_tools.array_ops import NUMPY_OPS
 from data_tools.augmentations import AugmentationOptions, make_augmentations
-from data_tools.augmentations.base import Noise, NoiseDraws, SignalMap
+from data_tools.augmentations.base import LeadScaling, Noise, NoiseDraws, SignalMap
 from data_tools.leads import LEADS
 
 T = 2500
@@ -143,6 +143,7 @@ def test_augmentations_draw_independently_of_each_other_and_of_the_next_segment(
         elif isinstance(augmentation, SignalMap):
             columns += [draws.reshape(len(SEGMENTS), -1)[:, 0] for draws in augmentation.draw(SEGMENTS)]
         else:
+            assert isinstance(augmentation, LeadScaling)
             columns.append(augmentation.draw(SEGMENTS)[:, 0, 0])
     table = np.stack([column for column in columns if np.ptp(column)], 1).astype(np.float64)
     assert table.shape[1] == 11

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 
-from data_tools.augmentations.random_lead_masking import RandomLeadMasking, RandomLeadMaskingOptions
+from data_tools.augmentations.random_lead_masking import RandomLeadMasking
 from engine.counter_rng import fold_key, uniform
 
 
@@ -19,7 +19,7 @@ def gain(masking: RandomLeadMasking, positions: NDArray[np.int64]) -> NDArray[np
 
 
 def make(p: float, seed: int = 1, num_leads: int = 12) -> RandomLeadMasking:
-    return RandomLeadMaskingOptions(p=p).make(seed, range(num_leads))
+    return RandomLeadMasking(p=p).bind(seed, range(num_leads))
 
 
 def test_draws_are_the_documented_ones() -> None:
@@ -64,4 +64,4 @@ def test_another_seed_masks_other_leads() -> None:
 @pytest.mark.parametrize("p", [-0.1, 1.5, float("nan")])
 def test_p_is_a_probability(p: float) -> None:
     with pytest.raises(ValidationError):
-        RandomLeadMaskingOptions(p=p)
+        RandomLeadMasking(p=p)

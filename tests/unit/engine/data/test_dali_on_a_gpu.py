@@ -33,7 +33,7 @@ def test_every_operator_has_a_gpu_kernel_and_takes_what_lies_there(
     store = CropStore(dataset, "pretrain")
     order = SampleOrder(store.num_samples, seed=1)
     options = DataOptions.model_validate({"loader": "dali", "augmentations": augmentations})
-    make_loader(options, store, order, leads=12, seed=1, batch_size=2, device="cuda").close()
+    make_loader(options, store, order, leads=12, batch_size=2, device="cuda").close()
 
     has_kernel = set(importlib.import_module("nvidia.dali.backend").RegisteredGPUOps())
     operators = [operator for operator in made if type(operator._op).__name__ != "ExternalSource"]

@@ -4,7 +4,7 @@ import pytest
 from pydantic import ValidationError
 
 from data_tools.augmentations import AugmentationOptions, make_augmentations
-from data_tools.augmentations.base import AugmentationChoice
+from data_tools.augmentations.base import Augmentation
 from data_tools.leads import LEAD_COMBINATIONS, LEADS
 from engine.data import DataOptions, find_leads
 from engine.options import UserError
@@ -31,7 +31,7 @@ def test_unknown_leads_are_named(leads: int | list[str], message: str) -> None:
 def test_every_field_is_an_augmentation_and_masks_are_applied_last() -> None:
     everything = AugmentationOptions.model_validate({name: {} for name in reversed(AugmentationOptions.model_fields)})
     assert list(everything.chosen()) == list(AugmentationOptions.model_fields)
-    assert all(isinstance(options, AugmentationChoice) for options in everything.chosen().values())
+    assert all(isinstance(options, Augmentation) for options in everything.chosen().values())
     assert [type(augmentation).__name__ for augmentation in make_augmentations(everything, 1, range(12))] == [
         "VcgTransform", "Powerline", "Electromyographic", "BaselineWander", "BaselineShift", "RandomLeadMasking", "TimeMask"
     ]  # fmt: skip

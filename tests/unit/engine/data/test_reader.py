@@ -19,7 +19,6 @@ def read_batches(
     setup = LoaderSetup(
         store,
         order,
-        seed=order.seed,
         batch_size=5,
         rank=rank,
         world_size=world_size,
