@@ -1,6 +1,7 @@
 """Plots a crop on ECG paper, all 10 s of every lead."""
 
 import textwrap
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,46 +26,29 @@ _LABELS_WIDTH = 140  # characters that fit into the line
 _PADDED = "#c9ced6"
 
 
-def _text_of(value: object) -> str:
-    """Returns a metadata value as text, "unknown" if it is missing."""
-    return "unknown" if value is None or value == "" else str(value)
-
-
-def _labels_of(codes: object) -> str:
-    """Returns diagnosis codes as names, where known."""
-    listed = [str(code) for code in codes] if isinstance(codes, list | tuple | np.ndarray) else []
-    return ", ".join(DIAGNOSES.get(code, f"SNOMED {code}") for code in listed) or "no labels"
-
-
-def missing_leads(metadata: dict[str, object]) -> set[str]:
+def missing_leads(metadata: Mapping[str, Any]) -> set[str]:
     """Returns the leads that the crop's recording does not have."""
-    present = metadata.get("leads")
-    return set(LEADS) - set(present) if isinstance(present, list | tuple | np.ndarray) else set()
+    return set(LEADS) - set(metadata["leads"])
 
 
-def draw_header(axes: Axes, left: float, top: float, metadata: dict[str, object]) -> None:
+def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]) -> None:
     """Draws recording, patient and labels."""
-    source = metadata.get("source")
-    name = f"{source} / {_text_of(metadata.get('recording'))}" if source else _text_of(metadata.get("recording"))
-    start = metadata.get("start")
-    if isinstance(start, int | np.integer) and start > 0:
-        name += f", from {start / SAMPLING_RATE:g} s"
-    age = metadata.get("age")
-    years = f"{age:g} years" if isinstance(age, int | float | np.number) and np.isfinite(age) else "age unknown"
-    person = f"patient {_text_of(metadata.get('patient'))}   {years}   sex {_text_of(metadata.get('sex'))}"
+    name = f"{metadata['source']} / {metadata['recording']}"
+    if metadata["start"]:
+        name += f", from {metadata['start'] / SAMPLING_RATE:g} s"
+    years = "age unknown" if metadata["age"] is None else f"{metadata['age']:g} years"
+    person = f"patient {metadata['patient']}   {years}   sex {metadata['sex'] or 'unknown'}"
+    names = [DIAGNOSES.get(code, f"SNOMED {code}") for code in metadata["labels"]]
     style: dict[str, Any] = {"color": paper.INK, "va": "top", "parse_math": False, "clip_on": True}
     axes.text(left, top, name, fontsize=11, fontweight="bold", **style)
     axes.text(left, top - 5.5, person, fontsize=9, **style)
-    labels = textwrap.shorten(_labels_of(metadata.get("labels")), _LABELS_WIDTH, placeholder=" ...")
+    labels = textwrap.shorten(", ".join(names) or "no labels", _LABELS_WIDTH, placeholder=" ...")
     axes.text(left, top - 10.5, labels, fontsize=9, **style)
 
 
-def draw_footer(axes: Axes, metadata: dict[str, object], more: str = "") -> None:
+def draw_footer(axes: Axes, metadata: Mapping[str, Any], more: str = "") -> None:
     """Draws the scale, the sampling rate of the recording, and more."""
-    scale = f"{paper.MM_PER_SECOND:g} mm/s   {paper.MM_PER_MV:g} mm/mV"
-    rate = metadata.get("sampling_rate")
-    if isinstance(rate, int | float | np.number):
-        scale += f"   recorded at {rate:g} Hz"
+    scale = f"{paper.MM_PER_SECOND:g} mm/s   {paper.MM_PER_MV:g} mm/mV   recorded at {metadata['sampling_rate']:g} Hz"
     axes.text(paper.MARGIN, paper.MARGIN + 1, scale + more, fontsize=8, color=paper.INK, va="bottom")
 
 
@@ -87,13 +71,13 @@ def check_shape(signal_uv: NDArray[np.int16]) -> None:
         raise ValueError(f"a crop has shape ({len(LEADS)}, {CROP_SAMPLES}), got {signal_uv.shape}")
 
 
-def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Figure:
+def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Figure:
     """Draws a crop on ECG paper.
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: metadata of the crop, all optional: source, recording, start, patient, age, sex, labels, leads (others are
-            marked as missing), num_valid_samples (the rest is shaded as padding).
+        metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not among ``leads`` are marked as
+            missing; what comes after ``num_valid_samples`` is shaded as padding.
 
     Returns:
         A figure in true size with a row per lead, 25 mm/s, 10 mm/mV.
@@ -103,9 +87,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
     """
     check_shape(signal_uv)
     missing = missing_leads(metadata)
-    valid = metadata.get("num_valid_samples")
-    num_valid = int(valid) if isinstance(valid, int | np.integer) else CROP_SAMPLES
-
+    num_valid: int = metadata["num_valid_samples"]
     signal = signal_uv / 1000
     down = paper.baselines(signal)
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
@@ -129,7 +111,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object]) -> Fi
     return figure
 
 
-def plot_crop(signal_uv: NDArray[np.int16], metadata: dict[str, object], out: Path) -> None:
+def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Path) -> None:
     """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Args:

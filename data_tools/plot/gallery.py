@@ -3,8 +3,10 @@
 The paper's appendix shows the four physiological noises in the same way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -91,7 +93,7 @@ def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDAr
     paper.draw_calibration(axes, left, bottom + height - float(down[0]))
 
 
-def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], seed: int) -> Figure:
+def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], seed: int) -> Figure:
     """Draws the first 5-s segment of a crop as it is, and as the augmentations change it.
 
     Args:
@@ -127,7 +129,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: dict[str, object], se
     return figure
 
 
-def plot_gallery(signal_uv: NDArray[np.int16], metadata: dict[str, object], seed: int, out: Path) -> None:
+def plot_gallery(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], seed: int, out: Path) -> None:
     """Draws the gallery into a file; see :func:`gallery_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:

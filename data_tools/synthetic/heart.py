@@ -60,12 +60,7 @@ class Waves:
 
     def joined(self, other: "Waves") -> "Waves":
         """Both groups of waves as one."""
-        return Waves(
-            np.concatenate([self.vector, other.vector]),
-            np.concatenate([self.center, other.center]),
-            np.concatenate([self.rise, other.rise]),
-            np.concatenate([self.fall, other.fall]),
-        )
+        return Waves(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def end(self) -> float:

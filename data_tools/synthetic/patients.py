@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,32 +35,23 @@ class Condition(StrEnum):
     RIGHT_BLOCK = "right bundle branch block"
 
 
-# How impulses reach the ventricles, the code it adds to the rhythm's, and the age it is met at.
-_CONDUCTION = {
-    Condition.SLOW_CONDUCTION: ("slow", FIRST_DEGREE_BLOCK),
-    Condition.LEFT_BLOCK: ("left", LEFT_BUNDLE_BRANCH_BLOCK),
-    Condition.RIGHT_BLOCK: ("right", RIGHT_BUNDLE_BRANCH_BLOCK),
-}
-_AGES = {
-    Condition.HEALTHY: (20, 75),
-    Condition.BRADYCARDIA: (18, 85),
-    Condition.TACHYCARDIA: (18, 80),
-    Condition.FIBRILLATION: (55, 89),
-    Condition.SLOW_CONDUCTION: (45, 88),
-    Condition.PREMATURE_BEATS: (25, 85),
-    Condition.LEFT_BLOCK: (52, 89),
-    Condition.RIGHT_BLOCK: (40, 88),
-}
-# Mean heart rates stay clear of the limits at 60 and 100, so that sinus arrhythmia does not carry one across.
-_RESTING_RATES = {
-    Condition.BRADYCARDIA: (44.0, 54.0),
-    Condition.TACHYCARDIA: (110.0, 135.0),
-    Condition.FIBRILLATION: (70.0, 125.0),
-}
-_RATE_LIMITS = {
-    Condition.BRADYCARDIA: (41.0, 57.0),
-    Condition.TACHYCARDIA: (104.0, 148.0),
-    Condition.FIBRILLATION: (62.0, 140.0),
+class _Traits(NamedTuple):
+    ages: tuple[int, int]
+    resting_rate: tuple[float, float] = (66.0, 88.0)  # mean over recordings, beats per minute
+    rate_limits: tuple[float, float] = (63.0, 96.0)  # of a recording: clear of 60 and 100 in spite of sinus arrhythmia
+    conduction: str = "normal"  # how impulses reach the ventricles
+    label: str | None = None  # the code that this adds to the rhythm's
+
+
+_TRAITS = {
+    Condition.HEALTHY: _Traits((20, 75)),
+    Condition.BRADYCARDIA: _Traits((18, 85), (44.0, 54.0), (41.0, 57.0)),
+    Condition.TACHYCARDIA: _Traits((18, 80), (110.0, 135.0), (104.0, 148.0)),
+    Condition.FIBRILLATION: _Traits((55, 89), (70.0, 125.0), (62.0, 140.0)),
+    Condition.SLOW_CONDUCTION: _Traits((45, 88), conduction="slow", label=FIRST_DEGREE_BLOCK),
+    Condition.PREMATURE_BEATS: _Traits((25, 85)),
+    Condition.LEFT_BLOCK: _Traits((52, 89), conduction="left", label=LEFT_BUNDLE_BRANCH_BLOCK),
+    Condition.RIGHT_BLOCK: _Traits((40, 88), conduction="right", label=RIGHT_BUNDLE_BRANCH_BLOCK),
 }
 # Fibrillation and premature beats come and go: this share of such patients' recordings is plain sinus rhythm.
 _FREE_SHARE = 0.2
@@ -153,10 +145,10 @@ def draw_patient(seed: int, number: int) -> Patient:
     rng = generator(seed, 1, number)
     condition = _condition(seed, number)
     female = bool(rng.random() < 0.5)
-    age = int(rng.integers(*_AGES[condition], endpoint=True))
-    conduction, conduction_label = _CONDUCTION.get(condition, ("normal", None))
-    anatomy = draw_anatomy(rng, conduction, female)
-    resting_rate = rng.uniform(*_RESTING_RATES.get(condition, (66.0, 88.0)))
+    traits = _TRAITS[condition]
+    age = int(rng.integers(*traits.ages, endpoint=True))
+    anatomy = draw_anatomy(rng, traits.conduction, female)
+    resting_rate = rng.uniform(*traits.resting_rate)
     breathing_rate = rng.uniform(0.20, 0.30)
     recordings = []
     for index in range(int(rng.integers(2, 4, endpoint=True))):
@@ -164,12 +156,10 @@ def draw_patient(seed: int, number: int) -> Patient:
         free = bool(rng.random() < _FREE_SHARE)
         fibrillation = condition is Condition.FIBRILLATION and not free
         premature_beats = condition is Condition.PREMATURE_BEATS and not free
-        limits = _RATE_LIMITS.get(condition, (63.0, 96.0))
-        if condition is Condition.FIBRILLATION and free:
-            limits = (63.0, 96.0)
+        limits = _TRAITS[Condition.HEALTHY if condition is Condition.FIBRILLATION and free else condition].rate_limits
         rate = float(np.clip(resting_rate * np.exp(rng.normal(0, 0.07)), *limits))
         labels = [ATRIAL_FIBRILLATION if fibrillation else _rhythm_label(rate)]
-        labels += [conduction_label] if conduction_label else []
+        labels += [traits.label] if traits.label else []
         labels += [PREMATURE_VENTRICULAR] if premature_beats else []
         recordings.append(
             RecordingPlan(

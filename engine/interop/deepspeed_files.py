@@ -143,9 +143,7 @@ def _moments(path: Path, info: CheckpointInfo) -> tuple[dict[str, dict[str, Tens
         moments = {key: {name: states[0][numbers[name]][key] for name in info.shapes} for key in MOMENTS}
     elif info.zero_stage == 3:
         states = [state["optimizer_state_dict"]["state"] for state in _optimizer_states(path, info)]
-        moments = {
-            key: _join_pieces(path, [[state[number][key] for number in sorted(state)] for state in states]) for key in MOMENTS
-        }
+        moments = {key: _join_pieces(path, [_take(state, key) for state in states]) for key in MOMENTS}
     else:
         optimizers = _optimizer_states(path, info)
         states = [optimizer["base_optimizer_state"]["state"] for optimizer in optimizers]

@@ -90,36 +90,29 @@ def _make_config(
         )
     if model.task.filter:
         notes.append("note: cfg.task.filter is true: training filtered the signals, which this engine does not do")
-    names: Sequence[str] | None = None
+    names = None
     if model.family == "classifier":
         names = _label_names(checkpoint, model, weights, labels)
         if labels is None:
             notes.append("assumed: label names label_0, label_1, ..., because a checkpoint does not record them; see --labels")
     elif labels is not None:
         raise UserError(f"{checkpoint}: '{model.name}' is not a classifier and has no labels; omit --labels")
-    kind = {"classifier": "classifier", "identifier": "encoder"}.get(
-        model.family, "pretraining" if model.objective else "encoder"
+    config = ModelConfig(
+        kind="classifier" if names else "pretraining" if model.objective else "encoder",
+        encoder=model.encoder,
+        objective=model.objective,
+        leads=_lead_names(checkpoint, model, leads),
+        sampling_rate=model.task.sample_rate,
+        normalization=normalization,
+        labels=names,
+        provenance={
+            "source": "fairseq-signals",
+            "model": model.name,
+            "file": printable(checkpoint.name),
+            "sha256": hash_file(checkpoint),
+        },
     )
-    return (
-        ModelConfig.model_validate(
-            {
-                "kind": kind,
-                "encoder": model.encoder,
-                "objective": model.objective,
-                "leads": _lead_names(checkpoint, model, leads),
-                "sampling_rate": model.task.sample_rate,
-                "normalization": normalization,
-                "labels": names,
-                "provenance": {
-                    "source": "fairseq-signals",
-                    "model": model.name,
-                    "file": printable(checkpoint.name),
-                    "sha256": hash_file(checkpoint),
-                },
-            }
-        ),
-        notes,
-    )
+    return config, notes
 
 
 def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | None) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from data_tools.recording import SAMPLING_RATE
 from data_tools.validation import describe_validation_error, shorten
@@ -40,6 +40,8 @@ _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
 _FINE_TUNING_DEFAULTS: Final = {"dropout": 0.0, "attention_dropout": 0.0, "dropout_input": 0.0, "feature_grad_mult": 0.0}
 
 _MAX_BLOCKS = 64
+_Number = Annotated[int, Field(strict=True, ge=0)]
+_LAYERS = TypeAdapter(Annotated[list[tuple[_Number, _Number, _Number]], Field(min_length=1, max_length=_MAX_BLOCKS)])
 
 
 def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
@@ -53,14 +55,10 @@ def parse_conv_layers(value: Any) -> list[tuple[int, int, int]]:
     """
     layers = _parse_sum(value) if isinstance(value, str) else value
     try:
-        triples = [(channels, kernel, stride) for channels, kernel, stride in layers]
+        return _LAYERS.validate_python([tuple(layer) for layer in layers])
     except (TypeError, ValueError):
-        triples = []
-    if not triples or any(type(number) is not int or number < 0 for triple in triples for number in triple):
-        raise ValueError(f"{shorten(value)} is not a list of integers (channels, kernel, stride)")
-    if len(triples) > _MAX_BLOCKS:
-        raise ValueError(f"expected at most {_MAX_BLOCKS} convolutions, got {len(triples)}")
-    return triples
+        reason = f"is not a list of 1 to {_MAX_BLOCKS} triples of integers (channels, kernel, stride)"
+        raise ValueError(f"{shorten(value)} {reason}") from None
 
 
 def _parse_sum(text: str) -> list[Any]:

@@ -3,7 +3,7 @@
 One table serves both directions, so that imported weights can be exported again bit for bit.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -23,6 +23,14 @@ _ALIASES: Final[dict[str, str]] = {
     f"{_POS_CONV}.weight_v": f"{_POS_CONV}.parametrizations.weight.original1",
 }
 
+_BLOCK_PARTS: Final = {
+    "attention.out": "self_attn.out_proj",
+    "attention_norm": "self_attn_layer_norm",
+    "fc1": "fc1",
+    "fc2": "fc2",
+    "mlp_norm": "final_layer_norm",
+}
+
 HEADS: Final[tuple[str, ...]] = ("quantizer.", "project_q.", "final_proj.", "target_glu.")
 """Prefixes of the official names of the pre-training heads."""
 
@@ -36,27 +44,33 @@ def key_table(encoder: EncoderOptions, *, heads: str | None, has_mask_embedding:
         has_mask_embedding: whether the official state dict has a mask embedding.
     """
     table: KeyTable = {"encoder.mask_embedding.embedding": ("mask_emb",)} if has_mask_embedding else {}
+
+    def add(ours: str, *official: str) -> None:
+        for kind in ("weight", "bias"):
+            table[f"{ours}.{kind}"] = tuple(f"{name}.{kind}" for name in official)
+
     for i in range(encoder.depth):
-        table |= _block(f"encoder.blocks.{i}", f"encoder.layers.{i}")
-    table |= dict(_both("encoder.context_norm", "encoder.layer_norm"))
+        ours, official = f"encoder.blocks.{i}", f"encoder.layers.{i}"
+        add(f"{ours}.attention.qkv", *(f"{official}.self_attn.{part}_proj" for part in "qkv"))
+        for our_part, part in _BLOCK_PARTS.items():
+            add(f"{ours}.{our_part}", f"{official}.{part}")
+    add("encoder.context_norm", "encoder.layer_norm")
     for i in range(encoder.feature_blocks):
         ours, official = f"encoder.feature_encoder.blocks.{i}", f"feature_extractor.conv_layers.{i}"
         table[f"{ours}.weight"] = (f"{official}.0.weight",)
-        if encoder.norm == "layer_norm":
-            table |= dict(_both(f"{ours}.norm", f"{official}.2.1"))
-        elif i == 0:
-            table |= dict(_both(f"{ours}.norm", f"{official}.2"))
+        if encoder.norm == "layer_norm" or i == 0:
+            add(f"{ours}.norm", f"{official}.2.1" if encoder.norm == "layer_norm" else f"{official}.2")
     if has_projection(encoder):
-        table |= dict(_both("encoder.feature_projection", "post_extract_proj"))
+        add("encoder.feature_projection", "post_extract_proj")
     table["encoder.positional_convolution.bias"] = (f"{_POS_CONV}.bias",)
     table["encoder.positional_convolution.weight_g"] = (f"{_POS_CONV}.parametrizations.weight.original0",)
     table["encoder.positional_convolution.weight_v"] = (f"{_POS_CONV}.parametrizations.weight.original1",)
-    table |= dict(_both("encoder.feature_norm", "layer_norm"))
+    add("encoder.feature_norm", "layer_norm")
     if heads is not None:
         table[f"{heads}quantizer.codebook.codes"] = ("quantizer.vars",)
-        table |= dict(_both(f"{heads}quantizer.projection", "quantizer.weight_proj"))
-        table |= dict(_both(f"{heads}target_projection", "project_q"))
-        table |= dict(_both(f"{heads}context_projection", "final_proj"))
+        add(f"{heads}quantizer.projection", "quantizer.weight_proj")
+        add(f"{heads}target_projection", "project_q")
+        add(f"{heads}context_projection", "final_proj")
     return table
 
 
@@ -68,26 +82,6 @@ def below_encoder(table: KeyTable) -> KeyTable:
 def has_projection(encoder: EncoderOptions) -> bool:
     """Returns whether the official encoder projects its features: not if they are as wide as the transformer."""
     return encoder.feature_channels != encoder.width
-
-
-def _block(ours: str, official: str) -> KeyTable:
-    table: KeyTable = {}
-    for kind in ("weight", "bias"):
-        table[f"{ours}.attention.qkv.{kind}"] = tuple(f"{official}.self_attn.{part}_proj.{kind}" for part in "qkv")
-    for our_part, part in (
-        ("attention.out", "self_attn.out_proj"),
-        ("attention_norm", "self_attn_layer_norm"),
-        ("fc1", "fc1"),
-        ("fc2", "fc2"),
-        ("mlp_norm", "final_layer_norm"),
-    ):
-        table |= dict(_both(f"{ours}.{our_part}", f"{official}.{part}"))
-    return table
-
-
-def _both(ours: str, official: str) -> Iterator[tuple[str, tuple[str]]]:
-    for kind in ("weight", "bias"):
-        yield f"{ours}.{kind}", (f"{official}.{kind}",)
 
 
 def rename_to_current(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -54,14 +54,6 @@ class DeepSpeedBackend:
             optimizer.register_step_pre_hook(_fill_missing_gradients)
         _compile(self.model.module, config.compute.compile)
 
-    def train(self) -> None:
-        """Switches the model to training."""
-        self.model.train()
-
-    def eval(self) -> None:
-        """Switches the model to evaluation."""
-        self.model.eval()
-
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next step; parameter groups scale it."""
         for group, options in zip(self.model.optimizer.param_groups, self._group_options, strict=True):

@@ -7,10 +7,12 @@ from typing import Any
 import torch
 
 from data_tools.shards.manifest import DatasetError
+from engine.config import RunConfig
 from engine.data import Batch, Loader
 from engine.device import DTYPES
 from engine.options import RankError
 from engine.tasks import StepOutput, Task
+from engine.training.data import RunData
 from engine.training.distributed import Ranks
 
 
@@ -45,40 +47,29 @@ def run_batch(task: Task, model: Any, batch: Batch, *, step: int, row0: int, pre
 
 @torch.no_grad()
 def evaluate(
-    task: Task,
-    model: Any,
-    loader: Loader,
-    ranks: Ranks,
-    *,
-    num_samples: int,
-    micro_batch_size: int,
-    precision: str,
-    max_batches: int | None = None,
-    on_batch: Callable[[], None] = lambda: None,
+    config: RunConfig, task: Task, model: Any, data: RunData, ranks: Ranks, on_batch: Callable[[], None]
 ) -> dict[str, float]:
-    """Returns a task's metrics over a split, the same on every rank; random draws are the same in every call.
+    """Returns a task's metrics over the validation split, the same on every rank; random draws are the same in every call.
 
     The last global batch is filled up with samples from the beginning of the split, as all batches have the same size.
 
     Args:
+        config: the run's configuration.
         task: the task.
         model: the task's model in evaluation mode, or DeepSpeed's engine around it.
-        loader: the split's loader.
+        data: the run's data, with a validation split.
         ranks: all ranks call this together.
-        num_samples: samples in the split.
-        micro_batch_size: the loader's batch size.
-        precision: a key of :data:`engine.device.DTYPES`.
-        max_batches: largest number of micro-batches per rank; ``None``: the whole split.
         on_batch: called before each batch.
     """
-    global_batch_size = micro_batch_size * ranks.world_size
-    num_batches = -(-num_samples // global_batch_size)
-    num_batches = min(num_batches, max_batches or num_batches)
+    assert data.valid is not None
+    global_batch_size = data.micro_batch_size * ranks.world_size
+    num_batches = -(-data.splits["valid"].store.num_samples // global_batch_size)
+    num_batches = min(num_batches, config.validation.max_batches or num_batches)
     evaluator = task.make_evaluator(num_batches)
-    loader.seek(0)
+    data.valid.seek(0)
     for number in range(num_batches):
-        row0 = number * global_batch_size + ranks.rank * micro_batch_size
+        row0 = number * global_batch_size + ranks.rank * data.micro_batch_size
         on_batch()
-        batch = next_batch(loader, ranks)
-        evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=precision))
+        batch = next_batch(data.valid, ranks)
+        evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=config.train.precision))
     return evaluator.compute()

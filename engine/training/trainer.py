@@ -107,18 +107,8 @@ class Trainer:
         if self.data.valid is None:
             return None
         self._finish_in_flight()
-        self.backend.eval()
-        metrics = evaluate(
-            self.task,
-            self.backend.model,
-            self.data.valid,
-            self.ranks,
-            num_samples=self.data.splits["valid"].store.num_samples,
-            micro_batch_size=self.data.micro_batch_size,
-            precision=self.config.train.precision,
-            max_batches=self.config.validation.max_batches,
-            on_batch=self._watchdog.progress,
-        )
+        self.backend.model.eval()
+        metrics = evaluate(self.config, self.task, self.backend.model, self.data, self.ranks, on_batch=self._watchdog.progress)
         self._write("valid", {"step": self.state.step, **metrics})
         return metrics.get(self._score.name)
 
@@ -132,7 +122,7 @@ class Trainer:
         micro_batch_size, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
         cursor: int = self.data.train.state_dict()["cursor"]
         rate = learning_rate(self.config.optimizer, step, self.state.num_steps)
-        self.backend.train()
+        self.backend.model.train()
         self.backend.set_learning_rate(rate)
         means: dict[str, Tensor] = {}
         data_wait_seconds = 0.0

@@ -16,7 +16,18 @@ from data_tools.plot.gallery import gallery_figure, make_panels
 from data_tools.shards.dataset import Dataset
 from engine.data import CropStore, DataOptions, SampleOrder, make_loader
 
-METADATA: dict[str, object] = {"source": "georgia", "recording": "E07500", "sampling_rate": 500.0}
+METADATA: dict[str, object] = {
+    "source": "georgia",
+    "recording": "E07500",
+    "patient": "E07500",
+    "start": 0,
+    "age": None,
+    "sex": None,
+    "labels": [],
+    "leads": list(LEADS),
+    "num_valid_samples": 5000,
+    "sampling_rate": 500.0,
+}
 TITLES = [
     "Original",
     "VCG transform",
