@@ -15,15 +15,13 @@ SEGMENT_SAMPLES: Final = 2500  # 5 s, the model's input; a crop has two
 class RecordingError(ValueError):
     """A recording, or a part of it, cannot be used.
 
-    Attributes:
+    Args:
         reason: a short category such as "truncated .mat", by which rejected recordings are counted.
         detail: details such as sizes; may be empty.
     """
 
     def __init__(self, reason: str, detail: str = "") -> None:
         super().__init__(f"{reason}: {detail}" if detail else reason)
-        self.reason = reason
-        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,3 @@ class Recording:
     sex: str | None = None
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-    def signal(self) -> NDArray[np.float32]:
-        """Returns the whole signal, float32 [leads, num_samples] in mV; long recordings should be read in blocks."""
-        return self.read(0, self.num_samples)

@@ -11,8 +11,6 @@ from pathlib import Path
 from data_tools.build.crops import key_prefix
 from data_tools.sources.protocol import RecordingFile
 
-_COLUMNS = "number, location, source, name, size"
-
 
 class Listing:
     """Recordings, numbered from 0 in the order they were found.
@@ -59,14 +57,11 @@ class Listing:
         return int(self._num_files)
 
     def __getitem__(self, number: int) -> RecordingFile:
-        row = self._database.execute(f"SELECT {_COLUMNS} FROM files WHERE number = ?", (number,)).fetchone()  # noqa: S608
-        if row is None:
-            raise IndexError(f"no recording {number} among {len(self)}")
-        return _numbered(row)[1]
+        ((_, file),) = self._select("WHERE number = ?", number)
+        return file
 
     def __iter__(self) -> Iterator[RecordingFile]:
-        for row in self._database.execute(f"SELECT {_COLUMNS} FROM files ORDER BY number"):  # noqa: S608
-            yield _numbered(row)[1]
+        return (file for _, file in self._select("ORDER BY number"))
 
     def repeats(self) -> Iterator[tuple[int, int]]:
         """Yields recordings whose name occurs earlier: (number, number of the first with that name)."""
@@ -74,8 +69,12 @@ class Listing:
 
     def distinct(self) -> Iterator[tuple[int, RecordingFile]]:
         """Yields the first recording of each name, with its number."""
-        query = f"SELECT {_COLUMNS} FROM files WHERE number NOT IN (SELECT number FROM repeats) ORDER BY number"  # noqa: S608
-        yield from map(_numbered, self._database.execute(query))
+        yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) ORDER BY number")
+
+    def _select(self, clauses: str, *parameters: int) -> Iterator[tuple[int, RecordingFile]]:
+        query = f"SELECT number, location, source, name, size FROM files {clauses}"  # noqa: S608 -- of this class only
+        for number, location, source, name, size in self._database.execute(query, parameters):
+            yield number, RecordingFile(os.fsdecode(location), source, name, size)
 
     def close(self) -> None:
         """Closes the scratch file."""
@@ -91,8 +90,3 @@ def _system_errors(path: Path) -> Iterator[None]:
         is_full = error.sqlite_errorcode == sqlite3.SQLITE_FULL
         number, reason = (errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else (errno.EIO, str(error))
         raise OSError(number, reason, str(path)) from None
-
-
-def _numbered(row: tuple[int, bytes, str, str, int]) -> tuple[int, RecordingFile]:
-    number, location, source, name, size = row
-    return number, RecordingFile(os.fsdecode(location), source, name, size)

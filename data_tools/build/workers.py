@@ -37,7 +37,7 @@ class Workers:
     def __init__(self, num_workers: int | None = None, scheduler: str | None = None) -> None:
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"the number of workers must be at least 1, got {num_workers}")
-        self._num_workers = num_workers or _num_cpus()
+        self._num_workers = num_workers or len(os.sched_getaffinity(0))
         self._scheduler = scheduler
         self._stack = ExitStack()
         self._client: Any = None
@@ -144,7 +144,3 @@ def _ignore_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-
-
-def _num_cpus() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -114,11 +114,6 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Fi
 def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Path) -> None:
     """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
-    Args:
-        signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: metadata of the crop, as in the dataset's `KEY.json`.
-        out: output file, .png, .svg or .pdf, in an existing folder.
-
     Raises:
         ValueError: the shape or the suffix is wrong, or the file cannot be written.
     """

@@ -14,24 +14,6 @@ from data_tools.files import atomic_write, write_text
 from data_tools.leads import LEADS
 
 
-def header_text(name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> str:
-    """The text of the `.hea` file.
-
-    Args:
-        name: record name.
-        signal: int16 [12, T], 1000 units per mV.
-        sampling_rate: Hz.
-        comments: lines `# key: value` at the end.
-    """
-    # The checksum is the sum of all samples in 16 bits, signed.
-    checksums = signal.sum(axis=1, dtype=np.int64).astype(np.int16)
-    lines = [f"{name} {len(LEADS)} {sampling_rate} {signal.shape[1]}"]
-    for lead, first, checksum in zip(LEADS, signal[:, 0], checksums, strict=True):
-        lines.append(f"{name}.mat 16x1+24 1000.0(0)/mV 16 0 {first} {checksum} 0 {lead}")
-    lines += [f"# {key}: {value}" for key, value in comments.items()]
-    return "\n".join(lines) + "\n"
-
-
 def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> None:
     """Writes `NAME.mat`, then `NAME.hea`: where there is a header, its signal is complete.
 
@@ -40,11 +22,17 @@ def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling
         name: record name.
         signal: int16 [12, T], 1000 units per mV, in the order of LEADS.
         sampling_rate: Hz.
-        comments: what the header says of the patient, in order.
+        comments: what the header says of the patient: lines `# key: value` at its end.
 
     Raises:
         OSError: the folder cannot be written or the disk is full.
     """
     with atomic_write(folder / f"{name}.mat") as file:
         scipy.io.savemat(file, {"val": signal}, format="4")  # type: ignore[arg-type] # the stubs know only paths
-    write_text(folder / f"{name}.hea", header_text(name, signal, sampling_rate, comments))
+    # The checksum is the sum of all samples in 16 bits, signed.
+    checksums = signal.sum(axis=1, dtype=np.int64).astype(np.int16)
+    lines = [f"{name} {len(LEADS)} {sampling_rate} {signal.shape[1]}"]
+    for lead, first, checksum in zip(LEADS, signal[:, 0], checksums, strict=True):
+        lines.append(f"{name}.mat 16x1+24 1000.0(0)/mV 16 0 {first} {checksum} 0 {lead}")
+    lines += [f"# {key}: {value}" for key, value in comments.items()]
+    write_text(folder / f"{name}.hea", "\n".join(lines) + "\n")

@@ -3,6 +3,7 @@
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
@@ -76,7 +77,7 @@ class LoaderSetup:
         )
 
 
-class Loader(ABC):
+class Loader(AbstractContextManager["Loader"], ABC):
     """An endless iterator over this rank's batches.
 
     Its position is the cursor: the number of crops yielded by all ranks together, whatever has been loaded ahead. A loader that
@@ -150,9 +151,6 @@ class Loader(ABC):
         if not self._closed:
             self._closed = True
             self._close()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()

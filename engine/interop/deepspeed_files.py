@@ -129,7 +129,8 @@ def read_old_weights(path: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     """
     with _checking_contents(path):
         if info.zero_stage == 3:
-            return _join_pieces(path, [state["fp32_flat_groups"] for state in _optimizer_states(path, info)])
+            parts = [torch.cat(list(state["fp32_flat_groups"])) for state in _optimizer_states(path, info)]
+            return join_pieces(parts, _listed_shapes(path))
         return plain_tensors(f"{path}: module", read_torch_file(path / _MODEL_FILE, _DEEPSPEED_OBJECTS)["module"])
 
 
@@ -143,7 +144,8 @@ def _moments(path: Path, info: CheckpointInfo) -> tuple[dict[str, dict[str, Tens
         moments = {key: {name: states[0][numbers[name]][key] for name in info.shapes} for key in MOMENTS}
     elif info.zero_stage == 3:
         states = [state["optimizer_state_dict"]["state"] for state in _optimizer_states(path, info)]
-        moments = {key: _join_pieces(path, [_take(state, key) for state in states]) for key in MOMENTS}
+        shapes = _listed_shapes(path)
+        moments = {key: join_pieces([torch.cat(_take(state, key)) for state in states], shapes) for key in MOMENTS}
     else:
         optimizers = _optimizer_states(path, info)
         states = [optimizer["base_optimizer_state"]["state"] for optimizer in optimizers]
@@ -174,26 +176,19 @@ def _join_slices(flat: list[list[Tensor]], addresses: list[list[Mapping[str, _Ad
     return {name: torch.cat(parts) for name, parts in slices.items()}
 
 
-def _join_pieces(path: Path, groups: list[list[Tensor]]) -> dict[str, Tensor]:
-    """Returns tensors by name from what ZeRO 3 gives to the ranks.
-
-    ZeRO 3 cuts each flattened tensor into as many equal pieces as there are ranks, the last one padded; a rank's part is its
-    pieces end to end, in the order of the shapes that its files list.
-
-    Args:
-        path: the checkpoint's folder.
-        groups: of each rank, its part in one or more tensors fp32 [K].
-    """
+def _listed_shapes(path: Path) -> dict[str, torch.Size]:
+    """Returns the shapes that the files of ZeRO 3 list, in the order of a rank's pieces."""
     listed = read_torch_file(path / _SHAPES_FILE, _DEEPSPEED_OBJECTS)["param_shapes"]
-    shapes = {name: torch.Size(shape) for group in listed for name, shape in group.items()}
-    return join_pieces([torch.cat(list(parts)) for parts in groups], shapes)
+    return {name: torch.Size(shape) for group in listed for name, shape in group.items()}
 
 
 def join_pieces(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Returns tensors by name from ZeRO 3's parts, see :func:`_join_pieces`.
+    """Returns tensors by name from what ZeRO 3 gives to the ranks.
+
+    ZeRO 3 cuts each flattened tensor into as many equal pieces as there are ranks, the last one padded.
 
     Args:
-        parts: of each rank, fp32 [sum of pieces].
+        parts: of each rank, its pieces end to end, fp32 [sum of pieces].
         shapes: shape of each tensor by name, in the order of the pieces.
 
     Raises:

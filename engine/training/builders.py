@@ -16,9 +16,8 @@ from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
 from engine.training.metric_writers import MetricWriter, make_metric_writers
 from engine.training.micro_batch import resolve_micro_batch_size
-from engine.training.run_state import RunState
 from engine.training.summary import describe_run
-from engine.training.trainer import Trainer
+from engine.training.trainer import RunState, Trainer
 
 
 def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Trainer:
@@ -72,7 +71,7 @@ def _open_outputs(trainer: Trainer) -> None:
     config = trainer.config
     write_text(config.output_dir / "config.yaml", to_yaml(config))
     sys.stderr.write(describe_run(trainer) + "\n")
-    trainer.metric_writers += make_metric_writers(config, trainer.state)
+    trainer.metric_writers += make_metric_writers(config, trainer.state.first_step, trainer.state.num_steps)
 
 
 def _make_state(config: RunConfig, num_crops: int, resumed: CheckpointInfo | None) -> RunState:

@@ -41,15 +41,13 @@ def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair
         UserError: the loader is not installed, or its options do not fit together.
     """
     micro_batch_size, _ = config.train.micro_batches(ranks.world_size)
-
-    def make(split: Split) -> Loader:
-        store = split.store
-        order = SampleOrder(
-            store.num_samples, config.seed, block_size=config.data.block_size, window_blocks=config.data.window_blocks
-        )
-        return make_loader(
-            config.data,
-            store,
+    loaders = {}
+    for name, split in splits.items():
+        data = config.data
+        order = SampleOrder(split.store.num_samples, config.seed, data.block_size, data.window_blocks)
+        loaders[name] = make_loader(
+            data,
+            split.store,
             order,
             leads=config.leads,
             batch_size=micro_batch_size,
@@ -59,8 +57,6 @@ def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair
             pair=pair,
             labels=split.labels,
         )
-
-    loaders = {name: make(split) for name, split in splits.items()}
     return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size)
 
 

@@ -15,7 +15,6 @@ from tqdm import tqdm
 from data_tools.files import write_text
 from engine.config import RunConfig
 from engine.options import UserError
-from engine.training.run_state import RunState
 
 Row = Mapping[str, float | int | str]
 
@@ -33,15 +32,15 @@ class MetricWriter(Protocol):
         """Flushes and closes."""
 
 
-def make_metric_writers(config: RunConfig, state: RunState) -> list[MetricWriter]:
+def make_metric_writers(config: RunConfig, first_step: int, num_steps: int) -> list[MetricWriter]:
     """Opens the metric writers of a run; main rank only.
 
-    Rows of steps after ``state.first_step``, of a run that died after them, are dropped.
+    Rows of steps after ``first_step``, of a run that died after them, are dropped.
     """
-    terminal = ProgressBar if sys.stderr.isatty() else ProgressLines
-    writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", state.first_step), terminal(state)]
+    terminal = ProgressBar(first_step, num_steps) if sys.stderr.isatty() else ProgressLines(num_steps)
+    writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), terminal]
     if config.logging.tensorboard:
-        writers.append(TensorBoard(config.output_dir / "tensorboard", state.first_step))
+        writers.append(TensorBoard(config.output_dir / "tensorboard", first_step))
     if config.logging.wandb_project:
         writers.append(WandB(config))
     return writers
@@ -84,8 +83,8 @@ def _lines(path: Path) -> list[str]:
 class ProgressBar:
     """A progress bar, for a terminal."""
 
-    def __init__(self, state: RunState) -> None:
-        self._bar = tqdm(initial=state.first_step, total=state.num_steps, unit="step", dynamic_ncols=True)
+    def __init__(self, first_step: int, num_steps: int) -> None:
+        self._bar = tqdm(initial=first_step, total=num_steps, unit="step", dynamic_ncols=True)
 
     def write(self, kind: str, row: Row) -> None:
         """Advances the bar, or prints validation metrics above it."""
@@ -103,8 +102,8 @@ class ProgressBar:
 class ProgressLines:
     """A line every ten seconds and for each validation, for log files."""
 
-    def __init__(self, state: RunState) -> None:
-        self._last_step = state.num_steps
+    def __init__(self, num_steps: int) -> None:
+        self._last_step = num_steps
         self._next = 0.0
 
     def write(self, kind: str, row: Row) -> None:

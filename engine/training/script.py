@@ -11,6 +11,7 @@ from typing import TextIO
 
 import torch
 
+from data_tools.files import lock_file
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig, load_config, to_yaml
 from engine.device import select_device
@@ -19,7 +20,6 @@ from engine.tasks import Task
 from engine.training.builders import build_trainer
 from engine.training.distributed import Ranks, destroy_process_group, exit_process, init_distributed, is_peer_failure
 from engine.training.export import export_model
-from engine.training.run_folder import lock_run_folder
 from engine.training.summary import conclude_run
 from engine.training.trainer import TrainingStoppedError
 
@@ -123,3 +123,21 @@ def _train(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> None:
     finally:
         trainer.close()
     ranks.on_main_rank(lambda: conclude_run(trainer))
+
+
+def lock_run_folder(folder: Path) -> TextIO:
+    """Creates the folder and locks it while the returned file is open; the process's exit releases the lock.
+
+    Two runs in one folder would remove each other's checkpoints and lines of ``metrics.jsonl``: for example a run that a
+    scheduler started twice, or ranks that survived their launcher.
+
+    Raises:
+        UserError: the folder cannot be created or written to, or another run holds the lock.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return lock_file(folder / ".lock")
+    except BlockingIOError:
+        raise UserError(f"{folder}: another run is writing to it: stop that run first, or set another output_dir") from None
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written to ({error.strerror}): set another output_dir") from None

@@ -6,7 +6,6 @@ implementation.
 """
 
 import resource
-import sys
 import time
 from collections.abc import Callable
 from statistics import median
@@ -84,8 +83,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Returns this process's peak memory: on the GPU if it trains there, otherwise in RAM."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    # Linux reports kibibytes, macOS bytes.
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def reset_peak_memory(device: torch.device) -> None:

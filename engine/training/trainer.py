@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -24,7 +25,6 @@ from engine.training.evaluation import evaluate, next_batch, run_batch
 from engine.training.metric_writers import MetricWriter, Row
 from engine.training.metrics import PendingMetrics, StepMetrics
 from engine.training.optimizer import learning_rate
-from engine.training.run_state import RunState
 from engine.training.supervision import StopRequest, Watchdog
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
@@ -40,6 +40,25 @@ class _InFlightStep(NamedTuple):
     clock: StepClock
     learning_rate: float
     cursor: int  # the loader's cursor before the step
+
+
+@dataclass
+class RunState:
+    """The trainer's state besides weights, optimizer and loader.
+
+    Attributes:
+        step: number of finished steps.
+        num_steps: the step after which the run ends.
+        best_score: best validation score so far, or ``None`` before the first validation.
+        saved_step: step of the newest checkpoint; 0: none.
+        first_step: the step that this process started from.
+    """
+
+    step: int
+    num_steps: int
+    best_score: float | None = None
+    saved_step: int = 0
+    first_step: int = 0
 
 
 class Trainer:

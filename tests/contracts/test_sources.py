@@ -49,7 +49,7 @@ def test_recordings_are_in_millivolt_with_known_leads(corpus: tuple[Source, Path
         if file.name == "broken":
             continue
         recording = source.open(file)
-        signal = recording.signal()
+        signal = recording.read(0, recording.num_samples)
         assert signal.dtype == np.float32
         assert signal.shape == (len(recording.leads), recording.num_samples)
         assert set(recording.leads) <= set(LEADS)
@@ -63,9 +63,8 @@ def test_recordings_are_in_millivolt_with_known_leads(corpus: tuple[Source, Path
 def test_broken_recordings_are_refused_with_a_reason(corpus: tuple[Source, Path]) -> None:
     source, folder = corpus
     (broken,) = (file for file in source.find([folder]) if file.name == "broken")
-    with pytest.raises(RecordingError, match=r"missing \.mat") as caught:
+    with pytest.raises(RecordingError, match=r"^missing \.mat$"):
         source.open(broken)
-    assert caught.value.reason == "missing .mat"
 
 
 def test_inputs_without_recordings_are_refused(corpus: tuple[Source, Path], tmp_path_factory: pytest.TempPathFactory) -> None:

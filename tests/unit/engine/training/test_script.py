@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from engine.options import UserError
-from engine.training.run_folder import lock_run_folder
+from engine.training.script import lock_run_folder
 
 
 def test_a_folder_belongs_to_one_run_at_a_time(tmp_path: Path) -> None:
