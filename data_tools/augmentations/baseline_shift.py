@@ -12,41 +12,31 @@ import numpy as np
 from pydantic import AfterValidator
 
 from data_tools.array_ops import Array, ArrayOps
-from data_tools.augmentations.base import (
-    Noise,
-    NoiseDraws,
-    Probability,
-    Range,
-    Segments,
-    bernoulli,
-    check_order,
-    draw_between,
-    draw_words,
-)
+from data_tools.augmentations import base
 from data_tools.recording import SEGMENT_SAMPLES
 
 
-class BaselineShift(Noise):
+class BaselineShift(base.Noise):
     """Baseline shift: one wave, a step of height 1 for each lead."""
 
     title: ClassVar[str] = "Baseline shift"
 
-    p: Probability = 1.0
+    p: base.Probability = 1.0
     """Probability that a segment has this noise."""
-    offset_mv: Range = (-0.5, 0.5)
+    offset_mv: base.Range = (-0.5, 0.5)
     """Range of the offset n, drawn for each lead, mV."""
-    span: Annotated[tuple[Probability, Probability], AfterValidator(check_order)] = (0.0, 1.0)
+    span: Annotated[tuple[base.Probability, base.Probability], AfterValidator(base.check_order)] = (0.0, 1.0)
     """Range of the span's length as a fraction of the segment, drawn for each lead."""
 
-    def draw(self, segments: Segments) -> NoiseDraws:
+    def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws offsets and spans; the details are the spans' first samples and ends, words [S, 1, C, 1] each."""
-        _, uniform = draw_words(self._key("baseline shift"), segments, 1 + 3 * len(self._leads))
+        _, uniform = base.draw_words(self._key("baseline shift"), segments, 1 + 3 * len(self._leads))
         draws = uniform[:, 1:].reshape(-1, 1, 3, len(self._leads), 1)
         offset, (length, start) = draws[:, :, 0], draws[:, :, 1:].astype(np.float64).transpose(2, 0, 1, 3, 4)
-        weights = draw_between(self.offset_mv, offset) * bernoulli(self.p, uniform[:, 0])
-        num_samples = np.rint(draw_between(self.span, length) * SEGMENT_SAMPLES)
+        weights = base.draw_between(self.offset_mv, offset) * base.bernoulli(self.p, uniform[:, 0])
+        num_samples = np.rint(base.draw_between(self.span, length) * SEGMENT_SAMPLES)
         first = np.floor(start * (SEGMENT_SAMPLES - num_samples + 1))
-        return NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))
+        return base.NoiseDraws(weights, (first.astype(np.uint32), (first + num_samples).astype(np.uint32)))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the steps, [S, 1, C, T]."""

@@ -13,37 +13,27 @@ from pydantic import Field, model_validator
 from scipy.special import ndtri
 
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
-from data_tools.augmentations.base import (
-    Noise,
-    NoiseDraws,
-    NonNegative,
-    NonNegativeRange,
-    Probability,
-    Segments,
-    bernoulli,
-    draw_between,
-    draw_words,
-)
+from data_tools.augmentations import base
 from data_tools.augmentations.noise_leads import noise_leads
 from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
 
 
-class BaselineWander(Noise):
+class BaselineWander(base.Noise):
     """Baseline wander: one wave, the sum over the components, shared by all leads."""
 
     title: ClassVar[str] = "Baseline wander"
 
-    p: Probability = 1.0
+    p: base.Probability = 1.0
     """Probability that a segment has this noise."""
     num_components: Annotated[int, Field(gt=0)] = 3
     """Number of components K."""
-    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the amplitudes a_k, mV."""
-    frequency_step_hz: NonNegativeRange = (0.01, 0.2)
+    frequency_step_hz: base.NonNegativeRange = (0.01, 0.2)
     """Range of the lowest frequency df, of which the others are multiples, Hz."""
     scale_mean: float = 1.0
     """Mean of the factor C, which is normal and drawn for each lead."""
-    scale_std: NonNegative = 0.5
+    scale_std: base.NonNegative = 0.5
     """Standard deviation of C."""
     consistent_limb_leads: bool = True
     """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
@@ -53,21 +43,21 @@ class BaselineWander(Noise):
         check_harmonics("num_components", self.num_components, self.frequency_step_hz[1])
         return self
 
-    def draw(self, segments: Segments) -> NoiseDraws:
+    def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws C for each lead and the components of the course.
 
         The details are amplitudes, float32, and increments and first phases, words, [S, K, 1, 1] each.
         """
         leads, num_components = noise_leads(self._leads, consistent=self.consistent_limb_leads), self.num_components
-        words, uniform = draw_words(self._key("baseline wander"), segments, 2 + 2 * num_components + leads.num_sources)
+        words, uniform = base.draw_words(self._key("baseline wander"), segments, 2 + 2 * num_components + leads.num_sources)
         columns = np.split(np.arange(words.shape[1]), [2, 2 + num_components, 2 + 2 * num_components])
         _, of_amplitude, of_phase, of_scale = columns
         scale = ndtri(uniform[:, of_scale].astype(np.float64)) * self.scale_std + self.scale_mean
-        weights = leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * bernoulli(self.p, uniform[:, 0])
-        step = draw_between(self.frequency_step_hz, uniform[:, 1].astype(np.float64))
-        amplitude = draw_between(self.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
+        weights = leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * base.bernoulli(self.p, uniform[:, 0])
+        step = base.draw_between(self.frequency_step_hz, uniform[:, 1].astype(np.float64))
+        amplitude = base.draw_between(self.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
         phase = words[:, of_phase][..., None, None]
-        return NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
+        return base.NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the course of the baseline, [S, 1, 1, T]."""

@@ -15,21 +15,13 @@ from typing import ClassVar
 import numpy as np
 
 from data_tools.array_ops import Array, ArrayOps
-from data_tools.augmentations.base import (
-    Noise,
-    NoiseDraws,
-    NonNegativeRange,
-    Probability,
-    Segments,
-    bernoulli,
-    draw_words,
-)
+from data_tools.augmentations import base
 from data_tools.augmentations.noise_leads import noise_leads
 from data_tools.counter_rng import random_words, row_keys
 from data_tools.recording import SEGMENT_SAMPLES
 
 
-class Electromyographic(Noise):
+class Electromyographic(base.Noise):
     """Electromyographic noise: one wave, with a row for each lead.
 
     Q sources of noise need P = Q / 2 rows of words, rounded up: the cosines are the first P sources, the sines the others. One
@@ -38,19 +30,19 @@ class Electromyographic(Noise):
 
     title: ClassVar[str] = "Electromyographic noise"
 
-    p: Probability = 1.0
+    p: base.Probability = 1.0
     """Probability that a segment has this noise."""
-    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the standard deviations a_t, mV."""
     consistent_limb_leads: bool = True
     """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
-    def draw(self, segments: Segments) -> NoiseDraws:
+    def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws which segments have noise; the detail is the key of each segment's words, a word [S, 1, 1, 1]."""
-        _, uniform = draw_words(self._key("electromyographic gate"), segments, 1)
-        weights = bernoulli(self.p, uniform[:, 0]).astype(np.float32).repeat(len(self._leads), axis=2)
+        _, uniform = base.draw_words(self._key("electromyographic gate"), segments, 1)
+        weights = base.bernoulli(self.p, uniform[:, 0]).astype(np.float32).repeat(len(self._leads), axis=2)
         keys = row_keys(self._key("electromyographic noise"), segments)
-        return NoiseDraws(weights, (keys[:, None, None, None],))
+        return base.NoiseDraws(weights, (keys[:, None, None, None],))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the noise, [S, 1, C, T] mV."""

@@ -12,31 +12,21 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
-from data_tools.augmentations.base import (
-    Noise,
-    NoiseDraws,
-    NonNegativeRange,
-    Positive,
-    Probability,
-    Segments,
-    bernoulli,
-    draw_between,
-    draw_words,
-)
+from data_tools.augmentations import base
 from data_tools.augmentations.noise_leads import noise_leads
 from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
 
 
-class Powerline(Noise):
+class Powerline(base.Noise):
     """Powerline noise: K waves, the harmonics, shared by all leads."""
 
     title: ClassVar[str] = "Powerline noise"
 
-    p: Probability = 1.0
+    p: base.Probability = 1.0
     """Probability that a segment has this noise."""
-    amplitude_mv: NonNegativeRange = (0.0, 0.5)
+    amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the amplitudes a_k, drawn for each lead, mV."""
-    frequencies_hz: Annotated[tuple[Positive, ...], Field(min_length=1)] = (50.0,)
+    frequencies_hz: Annotated[tuple[base.Positive, ...], Field(min_length=1)] = (50.0,)
     """Frequencies f of the mains, one of which is drawn for each segment, Hz."""
     num_harmonics: Annotated[int, Field(gt=0)] = 1
     """Number of harmonics K, the mains frequency included."""
@@ -53,16 +43,16 @@ class Powerline(Noise):
         """See :class:`Noise`."""
         return self.num_harmonics
 
-    def draw(self, segments: Segments) -> NoiseDraws:
+    def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws amplitudes, frequency and phase; the details are increments and first phases, words [S, K, 1, 1] each."""
         leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
-        words, uniform = draw_words(self._key("powerline"), segments, 3 + self.num_harmonics * leads.num_sources)
-        amplitude = draw_between(self.amplitude_mv, uniform[:, 3:]).reshape(-1, self.num_harmonics, leads.num_sources, 1)
-        weights = leads.mix(NUMPY_OPS, amplitude) * bernoulli(self.p, uniform[:, 0])
+        words, uniform = base.draw_words(self._key("powerline"), segments, 3 + self.num_harmonics * leads.num_sources)
+        amplitude = base.draw_between(self.amplitude_mv, uniform[:, 3:]).reshape(-1, self.num_harmonics, leads.num_sources, 1)
+        weights = leads.mix(NUMPY_OPS, amplitude) * base.bernoulli(self.p, uniform[:, 0])
         choice = (uniform[:, 1].astype(np.float64) * len(self.frequencies_hz)).astype(np.int64)
         increment = harmonic_increments(np.array(self.frequencies_hz)[choice], self.num_harmonics)
         phase = np.broadcast_to(words[:, 2, None, None, None], increment.shape)
-        return NoiseDraws(weights, (increment, phase))
+        return base.NoiseDraws(weights, (increment, phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the harmonics, [S, K, 1, T]."""

@@ -12,21 +12,12 @@ import numpy as np
 from scipy.spatial.transform import Rotation
 
 from data_tools.array_ops import Array, ArrayOps
-from data_tools.augmentations.base import (
-    Floats,
-    NonNegativeRange,
-    Probability,
-    Range,
-    Segments,
-    SignalMap,
-    draw_between,
-    draw_words,
-)
+from data_tools.augmentations import base
 from data_tools.leads import LEADS
 from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
 
 
-class VcgTransform(SignalMap):
+class VcgTransform(base.SignalMap):
     """VCG transform: three axes as weighted sums of the independent leads, and 12 leads as weighted sums of these.
 
     The sums are written out: NumPy's matrix product would share them among threads, and DALI has none.
@@ -34,11 +25,11 @@ class VcgTransform(SignalMap):
 
     title: ClassVar[str] = "VCG transform"
 
-    p: Probability = 1.0
+    p: base.Probability = 1.0
     """Probability that a segment is transformed."""
-    angle_deg: Range = (-45.0, 45.0)
+    angle_deg: base.Range = (-45.0, 45.0)
     """Range of the angles of rotation about the z axis, then the y axis, then the x axis, degrees."""
-    scale: NonNegativeRange = (1.0, 1.5)
+    scale: base.NonNegativeRange = (1.0, 1.5)
     """Range of the factors along the x, y and z axes, after the rotation."""
 
     def check_leads(self, leads: Sequence[int]) -> None:
@@ -46,11 +37,11 @@ class VcgTransform(SignalMap):
         if len(leads) != len(LEADS):
             raise ValueError(f"all {len(LEADS)} leads, got {len(leads)}: the vectorcardiogram cannot be computed from fewer")
 
-    def draw(self, segments: Segments) -> tuple[Floats, Floats]:
+    def draw(self, segments: base.Segments) -> tuple[base.Floats, base.Floats]:
         """Draws the matrices of the way back, [S, 3, 12, 1], and 1 where a segment stays as it is, else 0, [S, 1, 1]."""
-        _, uniform = draw_words(self._key("vcg transform"), segments, 7)
-        angles = draw_between(self.angle_deg, uniform[:, 1:4].astype(np.float64))
-        scales = draw_between(self.scale, uniform[:, 4:7].astype(np.float64))
+        _, uniform = base.draw_words(self._key("vcg transform"), segments, 7)
+        angles = base.draw_between(self.angle_deg, uniform[:, 1:4].astype(np.float64))
+        scales = base.draw_between(self.scale, uniform[:, 4:7].astype(np.float64))
         is_transformed = (uniform[:, 0] < self.p)[:, None, None]
         rotation = Rotation.from_euler("zyx", angles, degrees=True).as_matrix()
         to_ecg = DOWER_OF_INVERSE @ (scales[..., None] * rotation) * is_transformed

@@ -18,20 +18,13 @@ from typing import Any
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from data_tools.build import state
 from data_tools.build.listing import Listing
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
 from data_tools.build.planning import Plan, make_plan
 from data_tools.build.rejected import rejected_rows, rejected_tables
 from data_tools.build.sharding import entry_path, make_shard_tasks, read_entry, rows_path, shard_names, write_shard
 from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
-from data_tools.build.state import (
-    STAGING_FOLDER,
-    check_options,
-    check_output,
-    has_begun,
-    lock,
-    remove_temporary_files,
-)
 from data_tools.build.summary import BuildSummary, by_reason
 from data_tools.build.workers import Workers
 from data_tools.files import hash_file, sync
@@ -79,14 +72,14 @@ def build_dataset(
     """
     pool = Workers(num_workers, scheduler)
     options = BuildOptions(**{**options.__dict__, "inputs": tuple(path.expanduser().resolve() for path in options.inputs)})
-    staging = out / STAGING_FOLDER
+    staging = out / state.STAGING_FOLDER
     if (out / MANIFEST_FILE).exists():
         return _finished(options, out)
-    check_output(out)
+    state.check_output(out)
     found = make_source(options.source).find(options.inputs)
     staging.mkdir(parents=True, exist_ok=True)
     try:
-        with lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
+        with state.lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
             manifest = _build(options, out, files, pool)
     except _NothingUsableError:
         shutil.rmtree(staging)
@@ -97,10 +90,10 @@ def build_dataset(
 
 
 def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> Manifest:
-    staging = out / STAGING_FOLDER
-    check_options(options, files, staging)
+    staging = out / state.STAGING_FOLDER
+    state.check_options(options, files, staging)
     (out / SHARDS_FOLDER).mkdir(exist_ok=True)
-    remove_temporary_files(out)
+    state.remove_temporary_files(out)
     with pool as workers:
         num_chunks = _stage(options, files, staging, workers)
         with make_plan(staging, num_chunks, options.valid_fraction) as plan:
@@ -109,7 +102,7 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
                 raise _nothing_usable(rejected, options)
             shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)
             tables = _write_tables(out, staging, shards, rejected)
-    remove_temporary_files(out)
+    state.remove_temporary_files(out)
     sync(out / SHARDS_FOLDER)
     manifest = _make_manifest(options, plan.counts, shards, tables)
     write_manifest(out, manifest)
@@ -123,7 +116,7 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
     other = difference(manifest.build.model_dump(mode="json"), identity(options))
     if other:
         raise BuildError(f"{out}: contains a dataset with other options ({other}); choose another folder, or remove this one")
-    shutil.rmtree(out / STAGING_FOLDER, ignore_errors=True)
+    shutil.rmtree(out / state.STAGING_FOLDER, ignore_errors=True)
     return replace(_summarize(out, manifest), was_finished=True)
 
 
@@ -132,7 +125,7 @@ def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging:
     try:
         return Listing(staging / _LISTING_FILE, found, limit)
     except ValueError:
-        if not has_begun(staging):
+        if not state.has_begun(staging):
             shutil.rmtree(staging)
         raise
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from data_tools.files import write_text
 from data_tools.recording import SAMPLING_RATE
-from data_tools.synthetic.patients import Patient, draw_patient
+from data_tools.synthetic.patients import draw_patient
 from data_tools.synthetic.signal import simulate_recording
 from data_tools.synthetic.wfdb_files import write_recording
 
@@ -52,19 +52,6 @@ def _folder(out: Path, number: int) -> Path:
     return out / "training" / "simulated" / f"g{1 + number // _PATIENTS_PER_FOLDER}"
 
 
-def _comments(patient: Patient, age: int, labels: tuple[str, ...]) -> dict[str, str]:
-    """Returns the comment lines of a header. PhysioNet 2021 has no Patient line, which other readers ignore."""
-    return {
-        "Age": str(age),
-        "Sex": patient.sex,
-        "Dx": ",".join(labels),
-        "Rx": "Unknown",
-        "Hx": "Unknown",
-        "Sx": "Unknown",
-        "Patient": patient.name,
-    }
-
-
 def _write_patient(out: Path, seed: int, number: int) -> tuple[Counter[str], Counter[str]]:
     """Writes those recordings of a patient that do not exist yet; returns counts for the summary, and of the labels."""
     counts: Counter[str] = Counter()
@@ -75,7 +62,10 @@ def _write_patient(out: Path, seed: int, number: int) -> tuple[Counter[str], Cou
         if (folder / f"{plan.name}.hea").is_file() and (folder / f"{plan.name}.mat").is_file():
             continue
         signal = simulate_recording(patient, plan)[0]
-        write_recording(folder, plan.name, signal, SAMPLING_RATE, _comments(patient, plan.age, plan.labels))
+        comments = {"Age": str(plan.age), "Sex": patient.sex, "Dx": ",".join(plan.labels)}
+        comments |= {"Rx": "Unknown", "Hx": "Unknown", "Sx": "Unknown"}
+        comments |= {"Patient": patient.name}  # PhysioNet 2021 has no such line, which other readers ignore
+        write_recording(folder, plan.name, signal, SAMPLING_RATE, comments)
         counts["written"] += 1
     return counts, Counter(label for plan in patient.recordings for label in plan.labels)
 

@@ -1,6 +1,5 @@
 """What every run configures: data, model, precision, optimizer, length, checkpoints and logging."""
 
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -27,10 +26,6 @@ class ParameterGroup(Options):
     """Multiplier for the learning rate of this group."""
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: that of the optimizer."""
-
-    def matches(self, name: str) -> bool:
-        """Returns whether a parameter belongs to the group."""
-        return fnmatchcase(name, self.match)
 
 
 class OptimizerOptions(Options):

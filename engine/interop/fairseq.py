@@ -9,17 +9,8 @@ from torch import Tensor
 
 from data_tools.files import atomic_write, hash_file, printable
 from data_tools.leads import LEADS, canonical_lead
+from engine.interop import fairseq_keys as keys
 from engine.interop.fairseq_cfg import OfficialModel, read_cfg, write_cfg
-from engine.interop.fairseq_keys import (
-    HEADS,
-    KeyTable,
-    below_encoder,
-    has_projection,
-    key_table,
-    rename_to_current,
-    to_official,
-    to_ours,
-)
 from engine.interop.native import empty_tensors, load_tensors
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models.model_config import ModelConfig, Normalization
@@ -156,19 +147,19 @@ def _convert_weights(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Returns our tensors, and a note on every official tensor that was not used."""
     prefix = "encoder." if model.is_fine_tuned else ""
-    weights = rename_to_current(weights, prefix)
+    weights = keys.rename_to_current(weights, prefix)
     has_mask = model.family in {"w2v", "w2v_cmsc"} or f"{prefix}mask_emb" in weights
     ignored = _find_ignored(model, weights, prefix)
     weights = {name: tensor for name, tensor in weights.items() if name not in ignored}
     table = _table(config, has_mask_embedding=has_mask, is_fine_tuned=model.is_fine_tuned)
     expected = empty_tensors(where, config)
-    check_shapes(where, weights, to_official(expected, table))
-    tensors = to_ours(weights, table, {name: tensor.shape for name, tensor in expected.items()})
+    check_shapes(where, weights, keys.to_official(expected, table))
+    tensors = keys.to_ours(weights, table, {name: tensor.shape for name, tensor in expected.items()})
     notes = [f"ignored: {name} ({reason})" for name, reason in ignored.items()]
     if not has_mask:
         tensors[_MASK] = torch.zeros(config.encoder.width)
         notes.append("zero: the mask embedding, which the checkpoint lacks and only pre-training uses")
-    if not has_projection(config.encoder):
+    if not keys.has_projection(config.encoder):
         tensors |= _identity(config.encoder.width)
         notes.append("identity: the projection of the features, which the official model omits when the widths are equal")
     return tensors, notes
@@ -179,19 +170,19 @@ def _find_ignored(model: OfficialModel, weights: Mapping[str, Tensor], prefix: s
     reasons: dict[str, str] = {}
     if model.objective is None:
         reason = "pre-training head, not needed for embeddings and labels"
-        reasons = {name: reason for name in weights if name.startswith(tuple(prefix + head for head in HEADS))}
+        reasons = {name: reason for name in weights if name.startswith(tuple(prefix + head for head in keys.HEADS))}
     if model.family == "identifier" and "kernel" in weights:
         reasons["kernel"] = "class centers of the patients in training"
     return reasons
 
 
-def _table(config: ModelConfig, *, has_mask_embedding: bool, is_fine_tuned: bool) -> KeyTable:
+def _table(config: ModelConfig, *, has_mask_embedding: bool, is_fine_tuned: bool) -> keys.KeyTable:
     """Returns the table of names for a whole model of any kind."""
     name = config.objective["name"] if config.objective else None
     heads = {"w2v": "objective.", "w2v_cmsc": "objective.w2v."}.get(str(name))
-    table = key_table(config.encoder, heads=heads, has_mask_embedding=has_mask_embedding)
+    table = keys.key_table(config.encoder, heads=heads, has_mask_embedding=has_mask_embedding)
     if is_fine_tuned:
-        table = below_encoder(table)
+        table = keys.below_encoder(table)
     if config.kind == "classifier":
         table |= {f"head.projection.{kind}": (f"proj.{kind}",) for kind in ("weight", "bias")}
     return table
@@ -217,7 +208,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
     model, tensors = load_tensors(folder)
     config = model.config
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
-    if not has_projection(config.encoder):
+    if not keys.has_projection(config.encoder):
         for name, tensor in _identity(config.encoder.width).items():
             if not torch.equal(tensors.pop(name), tensor):
                 raise UserError(
@@ -229,7 +220,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         "cfg": write_cfg(config, has_mask_embedding=has_mask),
         "args": None,
         # Without copies, the file would contain the whole base tensor of each view.
-        "model": {name: tensor.detach().clone() for name, tensor in to_official(tensors, table).items()},
+        "model": {name: tensor.detach().clone() for name, tensor in keys.to_official(tensors, table).items()},
         "criterion": None,
         "optimizer_history": [
             {"criterion_name": "", "optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0},

@@ -63,9 +63,8 @@ class ParameterSlice(NamedTuple):
         return ParameterSlice(self.name, self.start, self.weight.to("cpu", copy=True), moments)
 
 
-class _Window(NamedTuple):
-    range: slice
-    length: int  # of the stored tensor
+# Which part of a stored tensor is read, and the length of the whole tensor.
+_Window = tuple[slice, int]
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def read_slices(folder: Path, parts: Sequence[Part], wanted: Sequence[ParameterS
             part_start, part_stop = part.get(piece.name, (0, 0))
             start, stop = max(piece.start, part_start), min(piece.stop, part_stop)
             if start < stop:
-                window = _Window(slice(start - part_start, stop - part_start), part_stop - part_start)
+                window = slice(start - part_start, stop - part_start), part_stop - part_start
                 overlaps.append((piece.cut(start, stop), window))
         weights = [(piece.name, piece.weight, window) for piece, window in overlaps]
         moments = [(f"{piece.name}.{key}", t, window) for piece, window in overlaps for key, t in piece.moments.items()]
@@ -174,10 +173,10 @@ def _read(path: Path, targets: Sequence[tuple[str, Tensor, _Window]]) -> None:
     """Fills tensors from a file: (name, tensor to fill, window of the stored tensor)."""
     try:
         with safetensors.safe_open(path, "pt") as file:
-            for name, tensor, window in targets:
+            for name, tensor, (window, length) in targets:
                 stored = file.get_slice(name)
-                if stored.get_dtype() != "F32" or stored.get_shape() != [window.length]:
-                    raise UserError(f"{path}: is damaged: {name} is not fp32 [{window.length}]")
-                tensor.copy_(stored[window.range])
+                if stored.get_dtype() != "F32" or stored.get_shape() != [length]:
+                    raise UserError(f"{path}: is damaged: {name} is not fp32 [{length}]")
+                tensor.copy_(stored[window])
     except (OSError, safetensors.SafetensorError) as error:
         raise UserError(f"{path}: is damaged: {' '.join(str(error).split())}") from None

@@ -1,5 +1,6 @@
 """The optimizer and its parameter groups."""
 
+from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
     """
     rest, parts = list(names), []
     for group in options.groups:
-        matching = [name for name in rest if group.matches(name)]
+        matching = [name for name in rest if fnmatchcase(name, group.match)]
         if not matching:
             raise UserError(
                 f"optimizer.groups: '{group.match}' matches no parameter that is not in an earlier group; parameter names "
@@ -62,14 +63,3 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
     if rest:
         parts.append((rest, GroupOptions(1.0, options.weight_decay)))
     return parts
-
-
-def learning_rate(options: OptimizerOptions, step: int, num_steps: int) -> float:
-    """Returns the learning rate of a step, before the groups' scales.
-
-    Args:
-        options: the optimizer's options.
-        step: number of the step, from 0.
-        num_steps: total number of steps.
-    """
-    return options.learning_rate * options.schedule.factor(step, num_steps)

@@ -24,7 +24,6 @@ from engine.training.distributed import Ranks
 from engine.training.evaluation import evaluate, next_batch, run_batch
 from engine.training.metric_writers import MetricWriter, Row
 from engine.training.metrics import PendingMetrics, StepMetrics
-from engine.training.optimizer import learning_rate
 from engine.training.supervision import StopRequest, Watchdog
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
@@ -140,7 +139,7 @@ class Trainer:
         step, precision = self.state.step, self.config.train.precision
         micro_batch_size, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
         cursor: int = self.data.train.state_dict()["cursor"]
-        rate = learning_rate(self.config.optimizer, step, self.state.num_steps)
+        rate = self.config.optimizer.learning_rate * self.config.optimizer.schedule.factor(step, self.state.num_steps)
         self.backend.model.train()
         self.backend.set_learning_rate(rate)
         means: dict[str, Tensor] = {}

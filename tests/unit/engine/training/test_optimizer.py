@@ -4,19 +4,13 @@ from torch import nn
 
 from engine.config import OptimizerOptions, ParameterGroup
 from engine.options import UserError
-from engine.training.optimizer import learning_rate, make_optimizer, split_parameters
+from engine.training.optimizer import make_optimizer, split_parameters
 
 NAMES = ["encoder.feature.weight", "encoder.feature.bias", "encoder.block.weight", "head.weight", "head.bias"]
 
 
 def options(**values: object) -> OptimizerOptions:
     return OptimizerOptions.model_validate(values)
-
-
-def test_the_learning_rate_follows_the_schedule() -> None:
-    warmup = options(learning_rate=2.0, schedule={"name": "constant", "warmup_steps": 4})
-    assert [learning_rate(warmup, step, 6) for step in range(6)] == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-    assert learning_rate(options(learning_rate=2.0), 0, 6) == 2.0
 
 
 def test_weights_decay_by_adamw() -> None:
