@@ -94,7 +94,7 @@ def train(name: str, dataset: Path, folder: Path, arguments: argparse.Namespace,
 
 def chance(config: PretrainConfig) -> dict[str, float]:
     """Returns the approximate chance level of each contrastive loss: the logarithm of the number of candidates."""
-    objective = config.to_mapping()["objective"]
+    objective = config.model_dump(mode="json")["objective"]
     num_segments = 2 * config.train.batch_size
     is_symmetric = objective.get("cmsc", objective).get("form") == "symmetric"
     num_negatives = objective.get("w2v", objective).get("num_negatives", 0)

@@ -1,7 +1,5 @@
 """Quality of a crop: what makes it unusable, and measures of usable ones."""
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,19 +7,6 @@ NAN = "NaN"
 FLAT = "flat"
 ALL_ZERO = "all-zero"
 TOO_SHORT = "too short"
-
-
-@dataclass(frozen=True)
-class Quality:
-    """Measures of one crop over its valid samples.
-
-    Attributes:
-        num_flat_leads: number of recorded leads that are constant.
-        rms_uv: root mean square over the recorded leads in uV, rounded to 0.01.
-    """
-
-    num_flat_leads: int
-    rms_uv: float
 
 
 def has_nan(crop: NDArray[np.float32]) -> bool:
@@ -33,7 +18,7 @@ def has_nan(crop: NDArray[np.float32]) -> bool:
     return not bool(np.isfinite(crop).all())
 
 
-def assess(crop: NDArray[np.int16], rows: list[int]) -> Quality | str:
+def assess(crop: NDArray[np.int16], rows: list[int]) -> tuple[int, float] | str:
     """Measures a crop.
 
     Args:
@@ -41,7 +26,8 @@ def assess(crop: NDArray[np.int16], rows: list[int]) -> Quality | str:
         rows: row numbers of the recorded leads, at least one.
 
     Returns:
-        The measures, or the reason why the crop cannot be used: ALL_ZERO or FLAT if all leads are.
+        The number of recorded leads that are constant, and the root mean square over all recorded leads in uV, rounded to
+        0.01; or the reason why the crop cannot be used: ALL_ZERO or FLAT if all leads are.
     """
     present = crop if len(rows) == len(crop) else crop[rows]
     flat = present.max(axis=1) == present.min(axis=1)
@@ -51,4 +37,4 @@ def assess(crop: NDArray[np.int16], rows: list[int]) -> Quality | str:
     # Integers below 2**53 add up exactly in any order, so the result is the same on every machine. A dot product would use
     # BLAS threads, whose synchronization would dominate on a busy machine.
     rms = float(np.sqrt(np.einsum("i,i", values, values) / values.size))
-    return Quality(num_flat_leads=int(flat.sum()), rms_uv=round(rms, 2))
+    return int(flat.sum()), round(rms, 2)

@@ -16,12 +16,6 @@ from data_tools.leads import LEADS, derive_limb_leads
 _DERIVED = ("III", "aVR", "aVL", "aVF")
 
 
-@functools.lru_cache(maxsize=16)
-def noise_leads(leads: tuple[int, ...], *, consistent: bool) -> "NoiseLeads":
-    """Returns :class:`NoiseLeads` of these arguments."""
-    return NoiseLeads(leads, consistent=consistent)
-
-
 class NoiseLeads:
     """Turns noise of independent sources into noise of the run's leads.
 
@@ -52,3 +46,6 @@ class NoiseLeads:
         from_i = sources[:, :, 0:1] * ops.constant(self._of_i, sources)
         limb = from_i + sources[:, :, 1:2] * ops.constant(self._of_ii, sources)
         return ops.concat([limb, sources[:, :, 2:]], 2) if self.num_sources > 2 else limb
+
+
+noise_leads = functools.lru_cache(maxsize=16)(NoiseLeads)

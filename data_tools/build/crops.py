@@ -99,12 +99,13 @@ def _make_crop(start: int, crop: NDArray[np.float32], lead_rows: list[int]) -> U
     quality = assess(microvolts, lead_rows)
     if isinstance(quality, str):
         return quality
+    num_flat_leads, rms_uv = quality
     num_valid = microvolts.shape[1]
     return UsableCrop(
         start=start,
         num_valid_samples=num_valid,
         signal=microvolts if num_valid == CROP_SAMPLES else pad_crop(microvolts),
         num_clipped=0 if clipped is None else int(clipped.sum()),
-        num_flat_leads=quality.num_flat_leads,
-        rms_uv=quality.rms_uv,
+        num_flat_leads=num_flat_leads,
+        rms_uv=rms_uv,
     )

@@ -46,14 +46,8 @@ class BuildOptions:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the options as in the manifest."""
-        return {
-            "inputs": [str(path) for path in self.inputs],
-            "limit": self.limit,
-            "seed": self.seed,
-            "crops_per_shard": self.crops_per_shard,
-            "valid_fraction": self.valid_fraction,
-            "format": "tar",
-        }
+        options = {name: value for name, value in vars(self).items() if name != "source"}
+        return options | {"inputs": [str(path) for path in self.inputs], "format": "tar"}
 
 
 def identity(options: BuildOptions) -> dict[str, Any]:

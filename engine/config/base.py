@@ -1,7 +1,7 @@
 """What every run configures: data, model, precision, optimizer, length, checkpoints and logging."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -238,7 +238,3 @@ class RunConfig(Options):
     def notices(self) -> list[str]:
         """Returns what is likely a mistake, though it can be run; one line each."""
         return []
-
-    def to_mapping(self) -> dict[str, Any]:
-        """Returns the resolved configuration as plain values, in the form that :mod:`engine.config.loading` reads."""
-        return self.model_dump(mode="json")

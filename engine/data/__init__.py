@@ -74,8 +74,7 @@ def make_loader(
         device=device,
         leads=rows,
         transform=Transform(chain, len(rows), seed=order.seed, pair=pair),
-        prefetch=options.prefetch,
-        num_threads=options.num_threads,
+        options=options,
         labels=labels,
     )
     return LOADERS[name](setup)

@@ -142,7 +142,7 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
             index = torch.cuda.current_device()
     pipeline = dali.Pipeline(
         batch_size=setup.batch_size,
-        num_threads=setup.num_threads,
+        num_threads=setup.options.num_threads,
         device_id=index,
         prefetch_queue_depth=_QUEUE_DEPTH,
         seed=0,  # unused: all randomness is in the draws

@@ -15,6 +15,7 @@ import torch
 from engine.data.batch import Batch
 from engine.data.buffers import to_device
 from engine.data.crops import CropStore
+from engine.data.options import DataOptions
 from engine.data.order import SampleOrder
 from engine.data.reader import RawBatch, RawReader
 from engine.data.transform import Transform
@@ -46,8 +47,7 @@ class LoaderSetup:
     device: torch.device
     leads: tuple[int, ...]
     transform: Transform
-    prefetch: int
-    num_threads: int
+    options: DataOptions
     labels: npt.NDArray[np.generic] | None = None
 
     def __post_init__(self) -> None:
@@ -71,8 +71,8 @@ class LoaderSetup:
         return prefetch(
             itertools.count(cursor + self.rank * self.batch_size, self.world_size * self.batch_size),
             lambda start: [load(start)],
-            num_threads=self.num_threads,
-            num_ahead=self.prefetch + 1,  # the batch about to be returned is one of them
+            num_threads=self.options.num_threads,
+            num_ahead=self.options.prefetch + 1,  # the batch about to be returned is one of them
             thread_name="crop-reader",
         )
 

@@ -184,10 +184,7 @@ class Checkpoints:
 
     def _prepare(self, partial: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
-        try:
-            partial.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"{partial}: cannot be created: {error.strerror}") from None
+        partial.mkdir(parents=True)
 
     def _publish(self, partial: Path, info: CheckpointInfo) -> None:
         target = self.path(info.step)

@@ -75,19 +75,9 @@ class FileDescription:
     sha256: str
 
 
-def weights_file(rank: int) -> str:
-    """Returns the name of the file with a rank's part of the weights."""
-    return f"weights-{rank:05d}.safetensors"
-
-
-def optimizer_file(rank: int) -> str:
-    """Returns the name of the file with a rank's part of the optimizer's state."""
-    return f"optimizer-{rank:05d}.safetensors"
-
-
-def part_files(num_parts: int) -> set[str]:
-    """Returns the names of all files of a checkpoint's parts."""
-    return {name(rank) for rank in range(num_parts) for name in (weights_file, optimizer_file)}
+def part_files(rank: int) -> tuple[str, str]:
+    """Returns the names of the files with a rank's part of the weights and of the optimizer's state."""
+    return f"weights-{rank:05d}.safetensors", f"optimizer-{rank:05d}.safetensors"
 
 
 def write_part(folder: Path, rank: int, slices: Sequence[ParameterSlice]) -> dict[str, FileDescription]:
@@ -98,8 +88,8 @@ def write_part(folder: Path, rank: int, slices: Sequence[ParameterSlice]) -> dic
     """
     weights = {piece.name: piece.weight for piece in slices}
     moments = {f"{piece.name}.{key}": piece.moments[key] for piece in slices for key in piece.moments}
-    names = weights_file(rank), optimizer_file(rank)
-    return {name: _write(folder / name, tensors) for name, tensors in zip(names, (weights, moments), strict=True)}
+    files = zip(part_files(rank), (weights, moments), strict=True)
+    return {name: _write(folder / name, tensors) for name, tensors in files}
 
 
 def read_slices(folder: Path, parts: Sequence[Part], wanted: Sequence[ParameterSlice]) -> None:
@@ -123,7 +113,7 @@ def read_slices(folder: Path, parts: Sequence[Part], wanted: Sequence[ParameterS
                 overlaps.append((piece.cut(start, stop), window))
         weights = [(piece.name, piece.weight, window) for piece, window in overlaps]
         moments = [(f"{piece.name}.{key}", t, window) for piece, window in overlaps for key, t in piece.moments.items()]
-        for file, targets in ((weights_file(rank), weights), (optimizer_file(rank), moments)):
+        for file, targets in zip(part_files(rank), (weights, moments), strict=True):
             if targets:
                 _read(folder / file, targets)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from data_tools.validation import describe_validation_error
 from engine.options import UserError
-from engine.training.checkpoint_files import FileDescription, Part, part_files, weights_file
+from engine.training.checkpoint_files import FileDescription, Part, part_files
 from engine.training.deepspeed_backend import frozen_parameters, parameter_shapes
 
 FORMAT_VERSION = 3
@@ -156,11 +156,11 @@ def _find_problems(info: CheckpointInfo) -> Iterator[str]:
         yield f"loader.cursor is not a number from 0 to {_MAX_CURSOR}"
     if len(info.parts) != info.world_size:
         yield f"it has {len(info.parts)} parts, but {info.world_size} ranks wrote it"
-    differing = info.files.keys() ^ part_files(len(info.parts))
+    differing = info.files.keys() ^ {name for rank in range(len(info.parts)) for name in part_files(rank)}
     if differing:
         yield f"files: unexpected or missing entry {min(differing)!r}"
     for rank, part in enumerate(info.parts):
-        file = weights_file(rank)
+        file, _ = part_files(rank)
         if file in info.files and info.files[file].size < 4 * sum(stop - start for start, stop in part.values()):
             yield f"files: {file} is too small for its slices"
     slices: dict[str, list[tuple[int, int]]] = {name: [] for name in info.shapes}

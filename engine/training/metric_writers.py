@@ -159,7 +159,10 @@ class WandB:
         except ImportError:
             raise UserError("logging.wandb_project is set, but wandb is not installed: pip install wandb") from None
         self._run = wandb.init(
-            project=config.logging.wandb_project, dir=str(config.output_dir), config=config.to_mapping(), resume="allow"
+            project=config.logging.wandb_project,
+            dir=str(config.output_dir),
+            config=config.model_dump(mode="json"),
+            resume="allow",
         )
 
     def write(self, kind: str, row: Row) -> None:

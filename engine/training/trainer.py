@@ -249,7 +249,7 @@ class Trainer:
             format_version=FORMAT_VERSION,
             step=self.state.step,
             loader=self.data.train.state_dict(),
-            config=self.config.to_mapping(),
+            config=self.config.model_dump(mode="json"),
             world_size=self.ranks.world_size,
             zero_stage=self.backend.stage,
             shapes=self.backend.shapes,

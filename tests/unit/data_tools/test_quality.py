@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data_tools.quality import ALL_ZERO, FLAT, Quality, assess, has_nan
+from data_tools.quality import ALL_ZERO, FLAT, assess, has_nan
 
 ALL = list(range(12))
 
@@ -33,6 +33,6 @@ def test_measures_concern_the_leads_that_are_there() -> None:
     crop = np.zeros((12, 4), dtype=np.int16)
     crop[0] = [3, -3, 3, -3]
     crop[1] = 4
-    assert assess(crop, [0, 1]) == Quality(num_flat_leads=1, rms_uv=3.54)  # sqrt((9 + 16) / 2)
-    assert assess(crop, [0]) == Quality(num_flat_leads=0, rms_uv=3.0)
+    assert assess(crop, [0, 1]) == (1, 3.54)  # sqrt((9 + 16) / 2)
+    assert assess(crop, [0]) == (0, 3.0)
     assert assess(crop, [1]) == FLAT

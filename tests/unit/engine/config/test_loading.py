@@ -86,7 +86,7 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
                 found[prefix + key] = value
         return found
 
-    assert changes(paper.to_mapping(), official.to_mapping()) == {
+    assert changes(paper.model_dump(mode="json"), official.model_dump(mode="json")) == {
         "output_dir": "runs/official_w2v_cmsc_rlm",
         "model.norm": "group_norm",
         "objective.w2v.masking": "fixed_count",
@@ -228,7 +228,7 @@ def test_the_number_of_leads() -> None:
 
 
 def test_the_resolved_configuration_names_the_leads_once() -> None:
-    mapping = load("leads=6").to_mapping()
+    mapping = load("leads=6").model_dump(mode="json")
     assert mapping["leads"] == 6
     assert "leads" not in mapping["data"]
     assert "num_leads" not in mapping["model"]

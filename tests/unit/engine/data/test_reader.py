@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from data_tools.augmentations.chain import AugmentationChain
-from engine.data import CropStore, SampleOrder
+from engine.data import CropStore, DataOptions, SampleOrder
 from engine.data.loader import LoaderSetup
 from engine.data.reader import RawBatch
 from engine.data.transform import Transform
@@ -25,8 +25,7 @@ def read_batches(
         device=torch.device("cpu"),
         leads=tuple(range(12)),
         transform=Transform(AugmentationChain([], 12), 12, seed=order.seed),
-        prefetch=3,
-        num_threads=2,
+        options=DataOptions(prefetch=3, num_threads=2),
     )
     return setup.prefetch_batches(setup.make_raw_reader(), cursor)
 

@@ -105,10 +105,10 @@ def test_a_resumed_run_keeps_its_micro_batches(monkeypatch: pytest.MonkeyPatch) 
     config = configure("train.batch_size=64")
     before = CheckpointInfo(
         format_version=1, step=5, loader={}, world_size=2, zero_stage=1, shapes={},
-        config=configure("train.batch_size=64", "train.micro_batch_size=4").to_mapping(),
+        config=configure("train.batch_size=64", "train.micro_batch_size=4").model_dump(mode="json"),
     )  # fmt: skip
     assert resolve(config, simulated_ranks(2), before) == 4
-    whole = configure("train.batch_size=64", "train.micro_batch_size=null").to_mapping()
+    whole = configure("train.batch_size=64", "train.micro_batch_size=null").model_dump(mode="json")
     assert resolve(config, simulated_ranks(2), replace(before, config=whole)) == 32
     # Another number of ranks processes as many samples at a time, if they fit.
     assert resolve(config, simulated_ranks(1), before) == 8
