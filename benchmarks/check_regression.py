@@ -148,7 +148,7 @@ def _loader_ratio(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks)
     def measure_once() -> Measurement:
         config = load_config(PretrainConfig, [PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
         options = config.data
-        store = CropStore(Dataset.open(dataset), options.train_split)
+        store = CropStore(Dataset.open(dataset), options.training_split)
         order = SampleOrder(store.num_samples, config.seed)
         with make_loader(
             options,

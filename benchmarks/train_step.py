@@ -179,7 +179,7 @@ def _linear_flops(config: PretrainConfig, ranks: Ranks) -> float:
 def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
     """Returns the crops/s of this rank's loader on its own, with the preset's augmentations."""
     num_pairs, _ = config.train.micro_batches(ranks.world_size)
-    store = CropStore(Dataset.open(path), config.data.train_split)
+    store = CropStore(Dataset.open(path), config.data.training_split)
     order = SampleOrder(store.num_samples, config.seed)
     with make_loader(
         config.data,

@@ -154,13 +154,14 @@ class Labeler(Protocol):
         """Returns the labels of rows of samples.parquet, which have the columns LABEL_COLUMNS."""
 
 
-def label_split(dataset: Dataset, split: str, labeler: Labeler) -> Labels:
-    """Returns the labels of a split's crops, in the order of samples.parquet.
+def label_split(dataset: Dataset, split: str | None, labeler: Labeler) -> Labels:
+    """Returns the labels of the crops of a split, or with ``None`` of all, in the order of samples.parquet.
 
     Raises:
         DatasetError: an unknown split, or a table that cannot be read.
     """
-    parts = [labeler.label(table) for table in dataset.iterate_samples(split, LABEL_COLUMNS)]
+    splits = dataset.splits if split is None else (split,)
+    parts = [labeler.label(table) for name in splits for table in dataset.iterate_samples(name, LABEL_COLUMNS)]
     return Labels.concatenate(parts) if parts else Labels.missing(labeler.definition, 0)
 
 

@@ -81,10 +81,18 @@ class Dataset:
         Raises:
             DatasetError: an unknown split, or a table that cannot be read.
         """
+        start = self.first_row(split)
+        yield from read_groups(self.path / SAMPLES_FILE, columns, start, start + self.manifest.counts[split].crops)
+
+    def first_row(self, split: str) -> int:
+        """Returns the row of samples.parquet at which a split begins.
+
+        Raises:
+            DatasetError: an unknown split.
+        """
         self._check_split(split)
         names = self.splits
-        start = sum(self.manifest.counts[name].crops for name in names[: names.index(split)])
-        yield from read_groups(self.path / SAMPLES_FILE, columns, start, start + self.manifest.counts[split].crops)
+        return sum(self.manifest.counts[name].crops for name in names[: names.index(split)])
 
     def shards(self, split: str) -> tuple[ShardInfo, ...]:
         """Returns the shards of a split, in order.
@@ -160,6 +168,8 @@ def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
             files[table] = manifest.tables[table]
         else:
             problems.append(f"{table}: not listed in the manifest")
+    if manifest.splits is not None:
+        files[manifest.splits.file] = manifest.splits
     problems += [problem for name, info in files.items() if (problem := check_file(folder, name, info, content=False))]
     for split, counts in manifest.counts.items():
         in_shards = sum(shard.count for shard in manifest.shards if shard.split == split)

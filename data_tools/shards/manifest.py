@@ -64,6 +64,38 @@ class ShardInfo(FileInfo):
     index: IndexInfo
 
 
+class PlanInfo(_Part):
+    """A plan: a division of the crops into splits, made by ``ecg-data split``.
+
+    Attributes:
+        kind: how it was made: "paper", "random", "kfold" or "column".
+        options: of that kind.
+        seed: of its random choices.
+        counts: contents of each split; crops in none are not counted.
+        held_out: the splits whose crops pre-training must not use.
+    """
+
+    kind: str
+    options: dict[str, Any]
+    seed: int
+    counts: dict[str, SplitCounts]
+    held_out: tuple[str, ...] = ()
+
+
+class PlansInfo(FileInfo):
+    """The table of the plans, with a column for each; see :mod:`data_tools.shards.plans`.
+
+    Attributes:
+        file: relative to the dataset.
+        has_patients: whether it has the column ``patient``.
+        plans: by name.
+    """
+
+    file: Annotated[str, Field(pattern=r"^splits-[0-9a-f]+\.parquet$")]
+    has_patients: bool
+    plans: dict[str, PlanInfo]
+
+
 class BuildInfo(_Part):
     """How a dataset was built."""
 
@@ -89,6 +121,7 @@ class Manifest(_Part):
     tables: dict[str, FileInfo]
     build: BuildInfo
     fingerprint: _Sha256
+    splits: PlansInfo | None = None
 
     def compute_fingerprint(self) -> str:
         """Returns the SHA-256 of the format and of the hashes of all shards in order."""
@@ -101,8 +134,9 @@ class Manifest(_Part):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes manifest.json, the last file of a build: a dataset that has one is complete."""
+    content = manifest.model_dump(mode="json", exclude={"splits"} if manifest.splits is None else None)
     with atomic_write(folder / MANIFEST_FILE) as file:
-        file.write(json.dumps(manifest.model_dump(mode="json"), indent=1).encode() + b"\n")
+        file.write(json.dumps(content, indent=1).encode() + b"\n")
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -5,7 +5,9 @@ headers, no decoding, no copy, and no Python lock held meanwhile.
 """
 
 import functools
+import glob
 import hashlib
+import itertools
 import os
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -24,6 +26,7 @@ from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SAMPLES_FILE, SHARDS_FOLDER, DatasetError
+from data_tools.shards.plans import PATIENT_COLUMN, plans_info, read_plan
 from data_tools.shards.tables import open_samples
 from data_tools.shards.tar import NPY_HEADER_BYTES
 
@@ -38,7 +41,7 @@ _MAX_OPEN_SHARDS = 64
 
 
 class CropStore:
-    """The samples of a split.
+    """The samples of a split, stored or of a plan.
 
     A sample is a crop of two complete 5-s segments, where crops padded with zeros are left out; or each complete segment of any
     crop. Row numbers follow the dataset's table, so adjacent rows are adjacent in a shard.
@@ -46,21 +49,26 @@ class CropStore:
     Args:
         dataset: an open dataset.
         split: name of the split, such as "pretrain".
+        plan: name of the plan, see :func:`data_tools.shards.plans.read_plan`; ``None``: the split that the shards follow. Where
+            the plan has chosen one segment of a crop, the samples of unit "segment" have only that.
         unit: what a sample is.
-        chosen: bool, for each crop of the split in the order of the table whether to use it; ``None``: all.
+        chosen: bool, for each crop of the split's part of the table, or with a plan of the whole table, whether to use it;
+            ``None``: all.
 
     Attributes:
         path: folder of the dataset.
         split: as given.
         fingerprint: of the dataset and of what was chosen from it.
+        dataset_fingerprint: of the dataset.
         num_samples: number of rows.
-        crop: int64 [num_samples], row of each sample's crop in the split's part of the table.
+        crop: int64 [num_samples], row of each sample's crop in the split's part of the table, or with a plan in all of it.
+        first_row: row of the table at which that part begins.
         half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.
         recording: int64 [num_samples], number of each sample's recording, from 0 in order of appearance.
-        patient: int64 [num_samples], likewise.
+        patient: int64 [num_samples], likewise; with a plan, of the patients that it keeps apart.
 
     Raises:
-        DatasetError: the split does not exist or contains no sample.
+        DatasetError: the plan or split does not exist, or contains no sample.
     """
 
     def __init__(
@@ -68,18 +76,26 @@ class CropStore:
         dataset: Dataset,
         split: str,
         *,
+        plan: str | None = None,
         unit: SampleUnit = "crop",
         chosen: npt.NDArray[np.bool_] | None = None,
     ) -> None:
         self.path = dataset.path
-        self.split = split
-        self.fingerprint = dataset.fingerprint
+        self.split = split if plan is None else f"{plan}: {split}"
+        self.dataset_fingerprint = self.fingerprint = dataset.fingerprint
+        stored = (split,) if plan is None else dataset.splits
+        self.first_row = dataset.first_row(split) if plan is None else 0
+        segments, needs_label = None, chosen is not None
+        if plan is not None:
+            rows = read_plan(dataset, plan)
+            segments = rows.segments
+            chosen = rows.is_in(split) if chosen is None else rows.is_in(split) & chosen
         if chosen is not None:
             self.fingerprint = hashlib.sha256(dataset.fingerprint.encode() + np.packbits(chosen).tobytes()).hexdigest()
-        numbers = {Path(shard.file).name: number for number, shard in enumerate(dataset.shards(split))}
+        numbers = {Path(shard.file).name: number for number, shard in enumerate(itertools.chain(*map(dataset.shards, stored)))}
         self._shard_names = list(numbers)
         shards, offsets, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
-        for table in dataset.iterate_samples(split, _COLUMNS):
+        for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
             offsets.append(table["offset"].to_numpy() + NPY_HEADER_BYTES)
             shards.append(_number_shards(table["shard"], numbers, dataset.path))
             lengths.append(table["num_valid_samples"].to_numpy())
@@ -94,19 +110,29 @@ class CropStore:
             self.crop = np.repeat(np.arange(len(num_segments)), num_segments)
             is_second = self.crop[1:] == self.crop[:-1]
             self.half = np.concatenate([np.zeros(min(1, len(self.crop)), np.int8), is_second.astype(np.int8)])
+            if segments is not None:
+                is_used = (segments[self.crop] < 0) | (segments[self.crop] == self.half)
+                self.crop, self.half = self.crop[is_used], self.half[is_used]
         self.num_samples = len(self.crop)
         if not self.num_samples:
-            what = ("10-s crop" if unit == "crop" else "5-s segment") + ("" if chosen is None else " with a label")
+            what = ("10-s crop" if unit == "crop" else "5-s segment") + (" with a label" if needs_label else "")
             raise DatasetError(
-                f"{dataset.path}: split '{split}' contains no complete {what}: build the dataset from more or longer recordings"
+                f"{dataset.path}: split '{self.split}' contains no complete {what}: build the dataset from more or longer "
+                "recordings"
             )
         self._offsets = np.concatenate(offsets)[self.crop]
         self._shards = np.concatenate(shards)[self.crop]
         del offsets, shards, lengths, num_segments  # to free their memory before more is needed
         with open_samples(dataset.path / SAMPLES_FILE, self.num_samples // 4) as database:
             database.execute("SET preserve_insertion_order = true")  # row_number() then follows the order of the file
-            self.recording = _number_by_appearance(database, split, "recording", self.crop)
-            self.patient = _number_by_appearance(database, split, "patient", self.crop)
+            numbering = functools.partial(_number_by_appearance, database, None if plan else split, self.crop)
+            self.recording = numbering("concat_ws(chr(0), source, recording)")
+            if plan and plans_info(dataset).has_patients:
+                table = glob.escape(str(dataset.path / plans_info(dataset).file))
+                database.read_parquet(table).create_view("samples", replace=True)
+                self.patient = numbering(PATIENT_COLUMN)
+            else:
+                self.patient = numbering("concat_ws(chr(0), source, patient)")
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
@@ -211,27 +237,27 @@ def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: 
 
 
 def _number_by_appearance(
-    database: duckdb.DuckDBPyConnection, split: str, column: str, crops: npt.NDArray[np.int64]
+    database: duckdb.DuckDBPyConnection, split: str | None, crops: npt.NDArray[np.int64], name: str
 ) -> npt.NDArray[np.int64]:
-    """Numbers the recordings or patients of some crops of a split in order of appearance.
+    """Numbers the recordings or patients of some crops in order of appearance.
 
     Args:
         database: contains the view ``samples``.
-        split: name of the split.
-        column: "recording" or "patient".
-        crops: int64 [n], ascending rows of the split's part of the table.
+        split: name of the stored split whose part of the table ``crops`` refers to; ``None``: to all of it.
+        crops: int64 [n], ascending rows of the table or of its part.
+        name: expression of the recording or patient.
 
     Returns:
         int64 [n], counted from 0.
     """
     query = f"""
         SELECT min(row) OVER (PARTITION BY name) AS first_row FROM (
-            SELECT row_number() OVER () - 1 AS row, md5_number(concat_ws(chr(0), source, {column})) AS name FROM samples
-            WHERE split = ?
+            SELECT row_number() OVER () - 1 AS row, md5_number({name}) AS name FROM samples
+            {"" if split is None else "WHERE split = ?"}
         ) ORDER BY row
-    """  # noqa: S608  (the column is not the user's)
+    """  # noqa: S608  (no part of it is the user's)
     # Names are told apart by the row of their first crop in the split, which is not always among the chosen ones.
-    parts = [batch["first_row"].to_numpy().astype(np.int32) for batch in read_batches(database, query, [split])]
+    parts = [batch["first_row"].to_numpy().astype(np.int32) for batch in read_batches(database, query, [] if split is None else [split])]
     first_rows = np.concatenate([np.empty(0, np.int32), *parts])
     del parts  # memory counts here: there may be a hundred million crops
     num_rows, first_rows = len(first_rows), first_rows[crops]

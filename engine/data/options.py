@@ -18,8 +18,11 @@ class DataOptions(Options):
     """Dataset folder; must be set when a run starts."""
     loader: Literal["auto", "dali", "torch"] = "auto"
     """Loader; auto: DALI on a GPU, where it is installed, and torch on a CPU, where it is faster."""
-    train_split: str = "pretrain"
-    """Split to train on."""
+    plan: str | None = None
+    """Plan whose splits are used (`ecg-data split` makes one), such as pretrain, diagnosis or, of the folds of a k-fold plan,
+    kfold/0; null: the splits that the shards follow."""
+    train_split: str | None = None
+    """Split to train on; null: train of a plan, otherwise pretrain."""
     valid_split: str = "valid"
     """Split to validate on; may be absent from the dataset."""
     block_size: Annotated[int, Field(gt=0)] = 256
@@ -34,6 +37,11 @@ class DataOptions(Options):
     """What is compared with the manifest before the first step: the hash of every shard, or only its size."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
+
+    @property
+    def training_split(self) -> str:
+        """Name of the split to train on."""
+        return self.train_split or ("train" if self.plan else "pretrain")
 
 
 def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:

@@ -133,12 +133,12 @@ class LabelTask(FinetuningTask):
             labeler = make_labeler(options)
             if options.table is not None:
                 labeler.check_keys([dataset], allow_unmatched=True)
-            splits = {}
+            splits, plan = {}, config.data.plan
             for name, split in cls.split_names(config, dataset).items():
-                labels = label_split(dataset, split, labeler)
+                labels = label_split(dataset, split if plan is None else None, labeler)
                 if not labels.is_labeled.any():
                     raise UserError(f"{dataset.path}: no crop of split '{split}' has a label of {labels.definition.name}")
-                store = CropStore(dataset, split, unit="segment", chosen=labels.is_labeled)
+                store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
                 splits[name] = Split(store, labels.values[store.crop])
         except LabelError as error:
             raise UserError(str(error)) from None

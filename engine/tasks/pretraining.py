@@ -3,14 +3,18 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from data_tools.recording import SEGMENT_SAMPLES
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
 from engine.data import Batch, Split
 from engine.models import Encoder
 from engine.objectives import OBJECTIVES, PretrainingModel
+from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
 from engine.tasks.protocol import StepOutput, Task
 
@@ -35,6 +39,29 @@ class PretrainingTask(Task):
         self.model: PretrainingModel = PretrainingModel(encoder, objective, seed=config.seed)
         self.name = config.objective.name
         self.pair = objective_class.pair
+
+    @classmethod
+    def open_splits(cls, config: PretrainConfig, dataset: Dataset) -> dict[str, Split]:
+        """See :class:`Task`; crops that a plan holds out are refused.
+
+        Raises:
+            UserError: a split contains such crops.
+        """
+        splits = super().open_splits(config, dataset)
+        is_held_out = held_out(dataset)
+        for split in splits.values():
+            store = split.store
+            rows = np.flatnonzero(is_held_out[store.first_row + store.crop])
+            if len(rows):
+                plans = plans_info(dataset).plans
+                choice = (
+                    "set data.plan=pretrain" if "pretrain" in plans else f"choose a plan with data.plan: {', '.join(plans)}"
+                )
+                raise UserError(
+                    f"{dataset.path}: {len(rows)} of {store.num_samples} crops of split '{store.split}' are held out from "
+                    f"pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
+                )
+        return splits
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.plans import plan_splits
 from engine.config import RunConfig
 from engine.data import Batch, CropStore, Split
 from engine.options import SegmentPair
@@ -92,13 +93,15 @@ class Task(ABC):
         Raises:
             UserError, DatasetError: a split is missing or of no use.
         """
-        return {name: Split(CropStore(dataset, split)) for name, split in cls.split_names(config, dataset).items()}
+        plan = config.data.plan
+        return {name: Split(CropStore(dataset, split, plan=plan)) for name, split in cls.split_names(config, dataset).items()}
 
     @staticmethod
     def split_names(config: RunConfig, dataset: Dataset) -> dict[str, str]:
-        """Returns the names that the dataset has for ``train`` and, unless it does not have one, ``valid``."""
-        names = {"train": config.data.train_split}
-        if config.data.valid_split in dataset.manifest.counts:
+        """Returns the names that the dataset or plan has for ``train`` and, unless it does not have one, ``valid``."""
+        plan = config.data.plan
+        names = {"train": config.data.training_split}
+        if config.data.valid_split in (dataset.splits if plan is None else plan_splits(dataset, plan)):
             names["valid"] = config.data.valid_split
         return names
 
