@@ -1,4 +1,4 @@
-"""``ecg-data``: simulate, build, verify, describe and plot datasets.
+"""``ecg-data``: simulate, build, split, verify, describe and plot datasets.
 
 Each command imports what it needs when it runs, so that the command line responds at once.
 """
@@ -9,9 +9,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
 from data_tools.validation import one_line
+
+if TYPE_CHECKING:
+    from data_tools.splits.plans import PlanOptions
 
 _EXIT_PROBLEMS = 1
 
@@ -48,10 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ecg-data", description="Simulate, build, verify, describe and plot datasets of 12-lead ECGs.")
+    parser = Parser(prog="ecg-data", description="Simulate, build, split, verify, describe and plot datasets of 12-lead ECGs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_synth(commands)
     _add_build(commands)
+    _add_split(commands)
     _add_verify(commands)
     _add_info(commands)
     _add_plot(commands)
@@ -128,11 +133,20 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="F",
         help="fraction of patients for validation (default: 0.05)",
     )
+    command.add_argument("--splits", metavar="PLAN", help="then split as `ecg-data split` does: paper, random or kfold")
+    _add_patients(command)
 
 
 def _build(options: argparse.Namespace) -> int:
     from data_tools.build import BuildOptions, build_dataset
+    from data_tools.splits.cohort import read_patients
+    from data_tools.splits.parsing import parse_plan
 
+    plan = None if options.splits is None else parse_plan(options.splits, {})
+    if options.patients is not None:
+        if plan is None:
+            raise ValueError("--patients applies only with --splits; add --splits paper or drop --patients")
+        read_patients(options.patients)  # reports mistakes before anything slow
     if options.workers is not None and options.scheduler is not None:
         raise ValueError("--workers and --scheduler cannot be combined: a scheduler has its own workers")
     what = BuildOptions(
@@ -147,7 +161,69 @@ def _build(options: argparse.Namespace) -> int:
     if summary.was_finished:
         _print("already built with the same options; nothing to do")
     _print(str(summary))
+    if plan is not None:
+        _print_plans(options.out, plan, options)
     return 0
+
+
+def _add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
+    command = _add_command(
+        commands,
+        "split",
+        _split,
+        "Divide the crops of a dataset into splits for training and testing, without rewriting its shards."
+        " Patients are kept together where they are known, otherwise recordings.",
+        "ecg-data split datasets/six --plan paper --patients ptbxl_database.csv",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument(
+        "--plan",
+        metavar="PLAN",
+        required=True,
+        help="paper (pre-training, diagnosis and identification), random, kfold, or column (by a table's column)",
+    )
+    _add_patients(command)
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
+    command.add_argument("--name", metavar="NAME", help="name of the plan (default: random, kfold, or the column)")
+    command.add_argument(
+        "--fractions", metavar="F,F,F", help="random: fractions of train, valid and test (default: 0.8,0.1,0.1)"
+    )
+    command.add_argument("--folds", type=int, metavar="K", help="kfold: number of folds (default: 10)")
+    command.add_argument(
+        "--table", type=Path, metavar="FILE", help="column: CSV or Parquet with a column key, recording or ecg_id"
+    )
+    command.add_argument("--column", metavar="NAME", help="column: name of the column")
+    for split in ("train", "valid", "test"):
+        command.add_argument(f"--{split}", metavar="VALUES", help=f"column: values of {split}, such as 1-8 or 9,10")
+    command.add_argument(
+        "--hold-out", metavar="SPLITS", help="random, column: splits that pre-training must not use, such as test"
+    )
+
+
+def _add_patients(command: Parser) -> None:
+    command.add_argument("--patients", type=Path, metavar="FILE", help="ptbxl_database.csv, for the patients of PTB-XL")
+
+
+def _split(options: argparse.Namespace) -> int:
+    from data_tools.splits.parsing import parse_plan
+
+    names = ("name", "fractions", "folds", "table", "column", "train", "valid", "test", "hold_out")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    _print_plans(options.dataset, parse_plan(options.plan, given), options)
+    return 0
+
+
+def _print_plans(dataset: Path, plan: "PlanOptions", options: argparse.Namespace) -> None:
+    """Adds a plan to a dataset, and prints what it contains."""
+    from data_tools.shards.plans import plans_info
+    from data_tools.splits.writing import split_dataset
+
+    plans = plans_info(split_dataset(dataset, plan, options.seed, options.patients)).plans
+    for name in plan.names():
+        counts = ", ".join(
+            f"{split} {counts.crops} crops of {counts.patients} patients" for split, counts in plans[name].counts.items()
+        )
+        _print(f"{dataset}: plan {name}: {counts}")
 
 
 def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -238,7 +314,7 @@ def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
-        advice = {"build": kept, "verify": elsewhere, "info": elsewhere}
+        advice = {"build": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

@@ -11,11 +11,10 @@ from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from data_tools.labels.codes import encode_codes
 from data_tools.labels.definition import LabelDefinition, LabelError
-from data_tools.labels.tables import LabelTable, read_columns
+from data_tools.labels.tables import LabelTable, ecg_ids, read_columns
 
 # Superclass -> subclass -> diagnostic statements.
 _DIAGNOSTIC: Final[dict[str, dict[str, str]]] = {
@@ -52,9 +51,6 @@ _FORM: Final = (
 _RHYTHM: Final = "SR AFIB STACH SARRH SBRAD PACE SVARR BIGU AFLT SVTAC PSVT TRIGU".split()  # noqa: SIM905
 
 PTBXL_LEVELS: Final = ("all", "diagnostic", "subdiagnostic", "superdiagnostic", "form", "rhythm")
-
-# HR00001 as in PhysioNet 2021's copy, 00001_hr and 00001_lr as in PTB-XL itself.
-_RECORDING = r"^(?:HR0*(?P<copy>\d+)|0*(?P<original>\d+)_[hl]r)$"
 
 
 def _groups(level: str) -> Mapping[str, list[str]]:
@@ -116,13 +112,7 @@ def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.
         statements.append([code for code, likelihood in likelihoods.items() if likelihood >= min_likelihood])
     labels = encode_codes(definition, pa.array(statements, pa.list_(pa.string())))
     labels.is_labeled[:] = np.asarray(labels.values).any(1)
-    return LabelTable(str(path), "ecg_id", table["ecg_id"].cast(pa.string()).combine_chunks(), labels, _ecg_ids)
-
-
-def _ecg_ids(samples: pa.Table) -> pa.ChunkedArray:
-    """Returns the ecg_id in each recording's name, as a string; null where the name is none of PTB-XL's."""
-    parts = pc.extract_regex(samples["recording"], _RECORDING)
-    return pc.binary_join_element_wise(pc.struct_field(parts, "copy"), pc.struct_field(parts, "original"), "")
+    return LabelTable(str(path), "ecg_id", table["ecg_id"].cast(pa.string()).combine_chunks(), labels, ecg_ids)
 
 
 def _parse_statements(text: object) -> dict[str, float] | None:

@@ -4,7 +4,8 @@
     E07500,60-80,1                  read_label_table(path, "binary", ["af"])
 
 A column ``key`` holds keys of crops; else a column ``recording`` names recordings, all of whose crops get the label, with a
-column ``source`` where two sources have recordings of the same name. An empty cell is no label.
+column ``source`` where two sources have recordings of the same name; else a column ``ecg_id`` holds PTB-XL's numbers of
+recordings. An empty cell is no label.
 
 Legend: N rows, C columns of labels.
 """
@@ -23,6 +24,9 @@ from numpy.typing import NDArray
 from data_tools.labels.definition import LABEL_COLUMNS, Kind, LabelDefinition, LabelError, Labels, missing_value
 from data_tools.shards.dataset import Dataset
 from data_tools.validation import one_line
+
+# The ecg_id in a recording's name: HR00001 as in PhysioNet 2021's copy, 00001_hr and 00001_lr as in PTB-XL itself.
+ECG_ID_PATTERN = r"^(?:HR0*(?P<copy>\d+)|0*(?P<original>\d+)_[hl]r)$"
 
 _MAX_CLASSES = 10_000
 
@@ -135,7 +139,9 @@ def read_label_table(
     present = _column_names(file)
     keys = ["key"] if "key" in present else [column for column in ("source", "recording") if column in present]
     if keys in ([], ["source"]):
-        raise LabelError(f"{file}: no column 'key' or 'recording' that names the labeled crops")
+        if "ecg_id" not in present:
+            raise LabelError(f"{file}: no column 'key', 'recording' or 'ecg_id' that names the labeled crops")
+        keys = ["ecg_id"]
     table = read_columns(file, [*keys, *columns], text=keys)
     for column in keys:
         if table[column].null_count:
@@ -148,7 +154,7 @@ def read_label_table(
         labels = _encode_numbers(file, table.select(columns), kind, definition, name)
 
     def keys_of(samples: pa.Table) -> pa.ChunkedArray:
-        return _join(samples, keys)
+        return ecg_ids(samples) if keys == ["ecg_id"] else _join(samples, keys)
 
     return LabelTable(str(file), "/".join(keys), _join(table, keys).combine_chunks(), labels, keys_of)
 
@@ -189,6 +195,12 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
     if not len(table):
         raise LabelError(f"{path}: the table has no rows")
     return table
+
+
+def ecg_ids(samples: pa.Table) -> pa.ChunkedArray:
+    """Returns the ecg_id in each recording's name, as a string; null where the name is none of PTB-XL's."""
+    parts = pc.extract_regex(samples["recording"], ECG_ID_PATTERN)
+    return pc.binary_join_element_wise(pc.struct_field(parts, "copy"), pc.struct_field(parts, "original"), "")
 
 
 def _column_names(path: Path) -> list[str]:

@@ -71,6 +71,7 @@ class PlanInfo(_Part):
         kind: how it was made: "paper", "random", "kfold" or "column".
         options: of that kind.
         seed: of its random choices.
+        patients: SHA-256 of the table that gave the patients; ``None``: they are those of samples.parquet.
         counts: contents of each split; crops in none are not counted.
         held_out: the splits whose crops pre-training must not use.
     """
@@ -78,6 +79,7 @@ class PlanInfo(_Part):
     kind: str
     options: dict[str, Any]
     seed: int
+    patients: _Sha256 | None = None
     counts: dict[str, SplitCounts]
     held_out: tuple[str, ...] = ()
 
@@ -87,13 +89,16 @@ class PlansInfo(FileInfo):
 
     Attributes:
         file: relative to the dataset.
-        has_patients: whether it has the column ``patient``.
         plans: by name.
     """
 
     file: Annotated[str, Field(pattern=r"^splits-[0-9a-f]+\.parquet$")]
-    has_patients: bool
     plans: dict[str, PlanInfo]
+
+    @property
+    def has_patients(self) -> bool:
+        """Whether the table has the column ``patient``."""
+        return any(plan.patients is not None for plan in self.plans.values())
 
 
 class BuildInfo(_Part):

@@ -99,7 +99,7 @@ def _find_plan(dataset: Dataset, name: str) -> tuple[str, int | None, PlanInfo]:
 
 def plans_info(dataset: Dataset) -> PlansInfo:
     """Returns the manifest's entry on plans; of a dataset without any, an empty one."""
-    empty = PlansInfo(file="splits-0.parquet", size=0, sha256="0" * 64, has_patients=False, plans={})
+    empty = PlansInfo(file="splits-0.parquet", size=0, sha256="0" * 64, plans={})
     return dataset.manifest.splits or empty
 
 

@@ -59,6 +59,9 @@ REJECTED_SCHEMA = pa.schema(
     ]
 )
 
+# In reasons: the name of the recording, after its folder, that has the same signal.
+DUPLICATE_SIGNAL_PATTERN = r"duplicate signal: \d+ crops as in (?:[^;]*/)?([^;/]+)"
+
 
 def samples_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Converts rows to a table of SAMPLES_SCHEMA."""

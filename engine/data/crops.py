@@ -257,7 +257,10 @@ def _number_by_appearance(
         ) ORDER BY row
     """  # noqa: S608  (no part of it is the user's)
     # Names are told apart by the row of their first crop in the split, which is not always among the chosen ones.
-    parts = [batch["first_row"].to_numpy().astype(np.int32) for batch in read_batches(database, query, [] if split is None else [split])]
+    parts = [
+        batch["first_row"].to_numpy().astype(np.int32)
+        for batch in read_batches(database, query, [] if split is None else [split])
+    ]
     first_rows = np.concatenate([np.empty(0, np.int32), *parts])
     del parts  # memory counts here: there may be a hundred million crops
     num_rows, first_rows = len(first_rows), first_rows[crops]

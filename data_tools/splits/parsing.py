@@ -1,0 +1,86 @@
+"""Plans from the options of a command line."""
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from data_tools.splits.cohort import PlanError
+from data_tools.splits.plans import ColumnPlan, KFoldPlan, PaperPlan, PlanOptions, RandomPlan
+
+_SPLITS = ("train", "valid", "test")
+_RANGE = re.compile(r"(\d+)-(\d+)")
+_MAX_VALUES = 10_000
+
+# Kind of plan -> the options it takes.
+_OPTIONS = {
+    "paper": (),
+    "random": ("name", "fractions", "hold_out"),
+    "kfold": ("name", "folds"),
+    "column": ("name", "table", "column", *_SPLITS, "hold_out"),
+}
+
+
+def parse_plan(kind: str, given: Mapping[str, Any]) -> PlanOptions:
+    """Returns the plan that options of ``ecg-data split`` describe.
+
+    Args:
+        kind: ``--plan``.
+        given: the other options that were given, by name: ``fractions``, ``hold_out``, …
+
+    Raises:
+        PlanError: an unknown kind, an option that it does not take, or one that cannot be understood.
+    """
+    if kind not in _OPTIONS:
+        raise PlanError(f"unknown plan '{kind}'; plans are {', '.join(_OPTIONS)}")
+    for name in given:
+        if name not in _OPTIONS[kind]:
+            takes = ", ".join(map(_flag, _OPTIONS[kind])) or "no options but --patients and --seed"
+            raise PlanError(f"{_flag(name)} does not apply to --plan {kind}, which takes {takes}")
+    make: dict[str, Callable[[Mapping[str, Any]], PlanOptions]] = {
+        "paper": lambda _: PaperPlan(),
+        "random": _random,
+        "kfold": lambda given: KFoldPlan(given.get("name", "kfold"), given.get("folds", 10)),
+        "column": _column,
+    }
+    return make[kind](given)
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _random(given: Mapping[str, Any]) -> PlanOptions:
+    text = given.get("fractions", "0.8,0.1,0.1")
+    try:
+        fractions = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise PlanError(f"--fractions must be numbers separated by commas, such as 0.8,0.1,0.1, got '{text}'") from None
+    return RandomPlan(given.get("name", "random"), fractions, _hold_out(given, _SPLITS[: len(fractions)]))
+
+
+def _column(given: Mapping[str, Any]) -> PlanOptions:
+    for name in ("table", "column", "train"):
+        if name not in given:
+            raise PlanError(f"--plan column needs {_flag(name)}")
+    values = {split: _values(given[split]) for split in _SPLITS if split in given}
+    name = given.get("name", given["column"].lower())
+    return ColumnPlan(name, Path(given["table"]), given["column"], values, _hold_out(given, tuple(values)))
+
+
+def _values(text: str) -> tuple[str, ...]:
+    """Returns the values in "1-3,9": 1, 2, 3 and 9."""
+    values: list[str] = []
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        numbers = range(int(match[1]), int(match[2]) + 1) if match else ()
+        values += map(str, numbers[:_MAX_VALUES]) if match else [part.strip()]
+    return tuple(values)
+
+
+def _hold_out(given: Mapping[str, Any], splits: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(given["hold_out"].split(",")) if "hold_out" in given else ()
+    for name in names:
+        if name not in splits[1:]:
+            raise PlanError(f"--hold-out: '{name}' cannot be held out from pre-training; choose among {', '.join(splits[1:])}")
+    return names

@@ -1,0 +1,311 @@
+"""The kinds of plans: each says, as SQL over the tables of :mod:`data_tools.splits.cohort`, which split a crop is in."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from data_tools.labels import read_label_table
+from data_tools.labels.definition import LABEL_COLUMNS
+from data_tools.shards.dataset import Dataset
+from data_tools.splits.cohort import PlanError
+
+_MAX_FOLDS = 100
+
+# The paper's databases, by their names in PhysioNet 2021.
+DIAGNOSIS_SOURCES = ("cpsc_2018", "cpsc_2018_extra", "georgia")
+IDENTIFICATION_SOURCES = ("ptb-xl",)
+# As in the build. The paper does not say how much of its pre-training data validate.
+_PRETRAIN_FRACTIONS = {"train": 0.95, "valid": 0.05}
+_DIAGNOSIS_FRACTIONS = {"train": 0.8, "valid": 0.1, "test": 0.1}
+_IDENTIFICATION_FRACTIONS = {"train": 0.8, "valid": 0.2}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A plan's column of the table.
+
+    Attributes:
+        name: of the plan.
+        splits: their names.
+        split: SQL expression of a crop's split, '' for none.
+        held_out: the splits that pre-training must not use.
+        segment: SQL expression of the chosen segment, -1 for all; ``None``: all of all crops.
+    """
+
+    name: str
+    splits: tuple[str, ...]
+    split: str
+    held_out: tuple[str, ...] = ()
+    segment: str | None = None
+
+
+class PlanOptions(Protocol):
+    """A plan to be made.
+
+    Attributes:
+        kind: as in the manifest.
+    """
+
+    kind: ClassVar[str]
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the options as in the manifest."""
+
+    def names(self) -> tuple[str, ...]:
+        """Returns the names of the plans that it makes."""
+
+    def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
+        """Makes the plan's columns from a database of :func:`data_tools.splits.cohort.open_cohort`.
+
+        Raises:
+            PlanError: there are too few patients, or not the right ones.
+        """
+
+
+@dataclass(frozen=True)
+class PaperPlan:
+    """The hold-outs and splits of the paper's Section 4.2: plans ``pretrain``, ``diagnosis`` and ``identification``.
+
+    Diagnosis: CPSC, CPSC-Extra and Georgia, 8:1:1. Identification: of the patients of PTB-XL with two or more sessions two
+    random sessions, the earlier as gallery and the other as probe, and of each a random 5-s segment. Pre-training uses all
+    patients but those of diagnosis ``valid`` and ``test`` and of gallery and probe; identification trains and validates on
+    them, 8:2.
+    """
+
+    kind: ClassVar[str] = "paper"
+
+    def as_json(self) -> dict[str, Any]:
+        """See :class:`PlanOptions`."""
+        return {}
+
+    def names(self) -> tuple[str, ...]:
+        """See :class:`PlanOptions`."""
+        return ("pretrain", "diagnosis", "identification")
+
+    def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
+        """See :class:`PlanOptions`."""
+        is_diagnosis = f"source IN {DIAGNOSIS_SOURCES}"
+        whose = f"patients of {', '.join(DIAGNOSIS_SOURCES)}"
+        diagnosis = _cut(database, is_diagnosis, seed, "diagnosis", _DIAGNOSIS_FRACTIONS, whose)
+        _draw_pairs(database, dataset, seed)
+        database.execute(f"""
+            CREATE TABLE held_out AS
+            SELECT DISTINCT person FROM crops WHERE {is_diagnosis} AND {diagnosis} IN ('valid', 'test')
+            UNION SELECT person FROM pairs
+        """)  # noqa: S608  (no part of it is the user's)
+        is_pretrain = "person NOT IN (FROM held_out)"
+        pretrain = _cut(database, is_pretrain, seed, "pretrain", _PRETRAIN_FRACTIONS, "patients not held out")
+        identification = _cut(database, is_pretrain, seed, "identification", _IDENTIFICATION_FRACTIONS, "patients not held out")
+        pair = "(SELECT {} FROM pairs WHERE pairs.row = crops.row)"
+        return [
+            Column("pretrain", tuple(_PRETRAIN_FRACTIONS), _where(is_pretrain, pretrain)),
+            Column("diagnosis", tuple(_DIAGNOSIS_FRACTIONS), _where(is_diagnosis, diagnosis), ("valid", "test")),
+            Column(
+                "identification",
+                (*_IDENTIFICATION_FRACTIONS, "gallery", "probe"),
+                f"coalesce({pair.format('split')}, {_where(is_pretrain, identification)})",
+                ("gallery", "probe"),
+                f"coalesce({pair.format('segment')}, -1)",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class RandomPlan:
+    """Random splits.
+
+    Attributes:
+        name: of the plan.
+        fractions: of the patients in ``train``, ``valid`` and, if there are three, ``test``; add up to 1.
+        hold_out: splits that pre-training must not use.
+    """
+
+    kind: ClassVar[str] = "random"
+    name: str = "random"
+    fractions: tuple[float, ...] = (0.8, 0.1, 0.1)
+    hold_out: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.fractions) not in {2, 3} or min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-9:
+            given = ", ".join(map(str, self.fractions))
+            raise PlanError(f"the fractions must be two or three positive numbers that add up to 1, got {given}")
+
+    def as_json(self) -> dict[str, Any]:
+        """See :class:`PlanOptions`."""
+        return {"fractions": list(self.fractions)}
+
+    def names(self) -> tuple[str, ...]:
+        """See :class:`PlanOptions`."""
+        return (self.name,)
+
+    def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
+        """See :class:`PlanOptions`."""
+        del dataset
+        fractions = dict(zip(("train", "valid", "test"), self.fractions, strict=False))
+        return [Column(self.name, tuple(fractions), _cut(database, "true", seed, self.name, fractions), self.hold_out)]
+
+
+@dataclass(frozen=True)
+class KFoldPlan:
+    """Folds ``fold-0``, ``fold-1``, … of about the same number of patients."""
+
+    kind: ClassVar[str] = "kfold"
+    name: str = "kfold"
+    num_folds: int = 10
+
+    def __post_init__(self) -> None:
+        if not 3 <= self.num_folds <= _MAX_FOLDS:
+            raise PlanError(f"the number of folds must be between 3 and {_MAX_FOLDS}, got {self.num_folds}")
+
+    def as_json(self) -> dict[str, Any]:
+        """See :class:`PlanOptions`."""
+        return {"num_folds": self.num_folds}
+
+    def names(self) -> tuple[str, ...]:
+        """See :class:`PlanOptions`."""
+        return (self.name,)
+
+    def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
+        """See :class:`PlanOptions`."""
+        del dataset
+        folds = {f"fold-{number}": 1 / self.num_folds for number in range(self.num_folds)}
+        return [Column(self.name, tuple(folds), _cut(database, "true", seed, self.name, folds))]
+
+
+@dataclass(frozen=True)
+class ColumnPlan:
+    """Splits that follow from the values in a column of a table, such as ``strat_fold`` of ptbxl_database.csv.
+
+    Attributes:
+        name: of the plan.
+        table: CSV or Parquet; see :mod:`data_tools.labels.tables` for how it names crops or recordings.
+        column: of the table.
+        values: split -> its values.
+        hold_out: splits that pre-training must not use.
+    """
+
+    kind: ClassVar[str] = "column"
+    name: str
+    table: Path
+    column: str
+    values: Mapping[str, tuple[str, ...]]
+    hold_out: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """See :class:`PlanOptions`."""
+        return {"table": self.table.name, "column": self.column, "values": {k: list(v) for k, v in self.values.items()}}
+
+    def names(self) -> tuple[str, ...]:
+        """See :class:`PlanOptions`."""
+        return (self.name,)
+
+    def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
+        """See :class:`PlanOptions`; a patient in two splits is a mistake in the table.
+
+        Of patients who share a signal, only the crops in the last of their splits are used.
+        """
+        del seed
+        table = read_label_table(self.table, "multiclass", [self.column])
+        table.check_keys([dataset], allow_unmatched=True)
+        classes = table.definition.classes
+        splits = np.zeros(len(classes) + 1, np.int8)  # the last is that of crops without a value, -1
+        for number, (split, values) in enumerate(self.values.items(), start=1):
+            for value in values:
+                if value not in classes:
+                    raise PlanError(
+                        f"{self.table}: column '{self.column}' has no value {value} ({split}); it has {', '.join(classes[:20])}"
+                    )
+                if splits[classes.index(value)]:
+                    raise PlanError(f"{self.table}: value {value} of column '{self.column}' cannot be in two splits")
+                splits[classes.index(value)] = number
+        numbers = [
+            splits[table.label(samples).values]
+            for split in dataset.splits
+            for samples in dataset.iterate_samples(split, LABEL_COLUMNS)
+        ]
+        numbers_by_row = np.concatenate(numbers)
+        database.register("values", pa.table({"row": np.arange(len(numbers_by_row)), "number": numbers_by_row}))
+        database.execute("""
+            CREATE TABLE numbered AS SELECT row, person, patient, number FROM crops JOIN "values" USING (row) WHERE number > 0
+        """)
+        ((num_split,),) = database.execute("""
+            SELECT count(*) FROM (FROM numbered SELECT patient GROUP BY patient HAVING min(number) < max(number))
+        """).fetchall()
+        if num_split:
+            ((example,),) = database.execute("""
+                SELECT min(name) FROM named JOIN numbered ON row = file_row_number WHERE patient IN
+                (FROM numbered SELECT patient GROUP BY patient HAVING min(number) < max(number))
+            """).fetchall()
+            raise PlanError(
+                f"{self.table}: column '{self.column}' puts {num_split} patients in more than one split, such as {example}"
+            )
+        database.execute("CREATE TABLE last AS FROM numbered SELECT person, max(number) AS number GROUP BY person")
+        used = "(SELECT number FROM numbered JOIN last USING (person, number) WHERE numbered.row = crops.row)"
+        split = f"coalesce({list(self.values)}[{used}], '')"
+        return [Column(self.name, tuple(self.values), split, self.hold_out)]
+
+
+def _where(condition: str, expression: str) -> str:
+    return f"CASE WHEN {condition} THEN {expression} ELSE '' END"
+
+
+def _cut(
+    database: duckdb.DuckDBPyConnection,
+    condition: str,
+    seed: int,
+    purpose: str,
+    fractions: Mapping[str, float],
+    whose: str = "patients",
+) -> str:
+    """Divides persons at random; returns the SQL expression of a crop's split.
+
+    The persons in the order of their seeded hashes are cut where the fractions say.
+
+    Raises:
+        PlanError: there are too few persons for a part.
+    """
+    hashed = f"md5_number_lower(concat_ws(chr(0), {seed}, '{purpose}', person))"
+    persons = f"SELECT DISTINCT person, {hashed} AS hash FROM crops WHERE {condition}"  # noqa: S608
+    ((num_persons,),) = database.execute(f"SELECT count(*) FROM ({persons})").fetchall()  # noqa: S608
+    stops = [round(share * num_persons) for share in accumulate(fractions.values())]
+    expression = "CASE"
+    for name, start, stop in zip(fractions, [0, *stops], stops, strict=False):
+        if start == stop:
+            raise PlanError(f"the split '{name}' for {purpose} would be empty: {num_persons} {whose} are too few")
+        limit = database.execute(f"SELECT hash FROM ({persons}) ORDER BY hash LIMIT 1 OFFSET ?", [stop]).fetchall()  # noqa: S608
+        expression += f" WHEN {hashed} < {limit[0][0]} THEN '{name}'" if limit else f" ELSE '{name}'"
+    return f"{expression} END"
+
+
+def _draw_pairs(database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> None:
+    """Creates the table ``pairs`` of gallery and probe: row, split, segment, person."""
+    segment_hash = f"md5_number_lower(concat_ws(chr(0), {seed}, 'segment', recording, start, segment))"
+    database.execute(f"""
+        CREATE TABLE pairs AS
+        WITH segments AS (
+            SELECT person, session, recording, start, row, unnest(range(num_segments)) AS segment
+            FROM crops WHERE source IN ('{"', '".join(IDENTIFICATION_SOURCES)}')
+        ), sessions AS (
+            SELECT person, session, arg_min({{row: row, segment: segment}}, {segment_hash}) AS drawn
+            FROM segments GROUP BY person, session
+        ), two AS (
+            FROM sessions QUALIFY count(*) OVER (PARTITION BY person) > 1 AND row_number() OVER (
+                PARTITION BY person ORDER BY md5_number_lower(concat_ws(chr(0), {seed}, 'session', person, session)), session
+            ) <= 2
+        )
+        SELECT drawn.row, drawn.segment, person, CASE row_number() OVER (PARTITION BY person ORDER BY session)
+            WHEN 1 THEN 'gallery' ELSE 'probe' END AS split FROM two
+    """)  # noqa: S608  (no part of it is the user's)
+    ((num_rows,),) = database.execute("SELECT count(*) FROM pairs").fetchall()
+    if not num_rows:
+        sources = " or ".join(IDENTIFICATION_SOURCES)
+        raise PlanError(
+            f"{dataset.path}: no patient of {sources} has two sessions, as the test of identification needs; if the "
+            "recordings do not name their patients, set --patients ptbxl_database.csv"
+        )

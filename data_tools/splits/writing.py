@@ -1,0 +1,139 @@
+"""Adds plans to a dataset: the table first, under a name that follows from its content, then the manifest that names it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+
+from data_tools.files import hash_file, sync
+from data_tools.scratch_database import read_batches
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import PlanInfo, PlansInfo, SplitCounts, write_manifest
+from data_tools.shards.plans import PATIENT_COLUMN, SEGMENT_SUFFIX, plans_info
+from data_tools.shards.tables import read_schema, write_groups
+from data_tools.splits.cohort import PlanError, open_cohort, read_patients
+from data_tools.splits.plans import Column, PlanOptions
+
+_NAME = re.compile(r"[a-z][a-z0-9_-]*")
+_SPLIT_TYPE = pa.dictionary(pa.int8(), pa.string())
+# The columns of SplitCounts; a chosen segment is the only one of its crop.
+_COUNT = """
+    SELECT "{name}", count(DISTINCT recording), count(DISTINCT patient), count(*), count(*) FILTER (num_segments = 2),
+        sum(CASE WHEN {segment} < 0 THEN num_segments ELSE 1 END)::BIGINT
+    FROM crops JOIN planned USING (row) GROUP BY ALL
+"""
+
+
+def split_dataset(folder: Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
+    """Makes a plan and adds it to a dataset, in place of plans of the same names; the shards do not change.
+
+    Args:
+        folder: the dataset.
+        plan: what to make.
+        seed: of the random choices.
+        patients: ptbxl_database.csv, whose patients replace those of PTB-XL's recordings; later plans keep to them.
+
+    Returns:
+        The dataset with the plan.
+
+    Raises:
+        DatasetError, PlanError, LabelError: the dataset cannot be read, or the plan cannot be made; it is unchanged.
+        OSError: a file cannot be written; the dataset is unchanged.
+    """
+    check_names(plan)
+    known = None if patients is None else read_patients(patients)
+    dataset = Dataset.open(folder)
+    plans = plans_info(dataset).plans
+    kept = {name: info for name, info in plans.items() if name not in plan.names()}
+    if patients is None:
+        origin = next((info.patients for info in plans.values() if info.patients), None)
+    else:
+        origin = hash_file(patients)
+        for name, info in kept.items():
+            if info.patients not in {None, origin}:
+                raise PlanError(
+                    f"{folder}: plan '{name}' was made with another table of patients than {patients}; use that one"
+                )
+    with open_cohort(dataset, known) as database:
+        columns = plan.make(database, dataset, seed)
+        temporary = _write_table(database, dataset, columns, kept, has_patients=origin is not None)
+        new = {
+            column.name: PlanInfo(
+                kind=plan.kind,
+                options=plan.as_json(),
+                seed=seed,
+                patients=origin,
+                counts=_count(database, column),
+                held_out=column.held_out,
+            )
+            for column in columns
+        }
+    return _publish(dataset, temporary, kept | new)
+
+
+def check_names(plan: PlanOptions) -> None:
+    """Raises PlanError if a plan's name cannot be that of a column."""
+    for name in plan.names():
+        if not _NAME.fullmatch(name) or name in {"key", PATIENT_COLUMN} or name.endswith(SEGMENT_SUFFIX):
+            raise PlanError(f"'{name}' cannot name a plan: choose lowercase letters, digits, _ and -, not key or patient")
+
+
+def _write_table(
+    database: duckdb.DuckDBPyConnection,
+    dataset: Dataset,
+    columns: Sequence[Column],
+    kept: Mapping[str, PlanInfo],
+    *,
+    has_patients: bool,
+) -> Path:
+    """Writes the table of the new columns, which are also left in the table ``planned``, and those of the kept plans."""
+    new = {column.name: column.split for column in columns}
+    new |= {column.name + SEGMENT_SUFFIX: f"({column.segment})::TINYINT" for column in columns if column.segment}
+    expressions = ", ".join(f'{expression} AS "{name}"' for name, expression in new.items())
+    database.execute(f"CREATE TABLE planned AS SELECT row, {expressions} FROM crops")  # noqa: S608
+    sources = {"key": "named.key"} | ({PATIENT_COLUMN: "named.name"} if has_patients else {})
+    if kept:
+        present = read_schema(dataset.path / plans_info(dataset).file).names
+        sources |= {name: f'plans."{name}"' for name in present if name in kept or name.removesuffix(SEGMENT_SUFFIX) in kept}
+    sources |= {name: f'planned."{name}"' for name in new}
+    schema = pa.schema([pa.field(name, _column_type(name), nullable=False) for name in sources])
+    query = f"""
+        SELECT {", ".join(sources.values())} FROM named JOIN planned ON row = file_row_number
+        {"JOIN plans USING (file_row_number)" if kept else ""} ORDER BY file_row_number
+    """  # noqa: S608
+    path = dataset.path / ".splits.parquet.tmp"
+    batches = read_batches(database, query)
+    write_groups(path, schema, (pa.Table.from_batches([batch]).rename_columns(list(sources)).cast(schema) for batch in batches))
+    return path
+
+
+def _column_type(name: str) -> pa.DataType:
+    if name in {"key", PATIENT_COLUMN}:
+        return pa.string()
+    return pa.int8() if name.endswith(SEGMENT_SUFFIX) else _SPLIT_TYPE
+
+
+def _count(database: duckdb.DuckDBPyConnection, column: Column) -> dict[str, SplitCounts]:
+    segment = f'"{column.name}{SEGMENT_SUFFIX}"' if column.segment else "-1"
+    rows = database.execute(_COUNT.format(name=column.name, segment=segment)).fetchall()
+    by_split = {split: counts for split, *counts in rows}
+    names = SplitCounts.model_fields
+    return {
+        split: SplitCounts(**dict(zip(names, by_split.get(split, [0] * len(names)), strict=True))) for split in column.splits
+    }
+
+
+def _publish(dataset: Dataset, table: Path, plans: dict[str, PlanInfo]) -> Dataset:
+    """Gives the table its name, then writes the manifest; the previous table is removed last."""
+    sha256 = hash_file(table)
+    info = PlansInfo(file=f"splits-{sha256[:16]}.parquet", size=table.stat().st_size, sha256=sha256, plans=plans)
+    table.replace(dataset.path / info.file)
+    sync(dataset.path)
+    manifest = dataset.manifest.model_copy(update={"splits": info})
+    write_manifest(dataset.path, manifest)
+    for path in dataset.path.glob("splits-*.parquet"):
+        if path.name != info.file:
+            path.unlink()
+    return Dataset(dataset.path, manifest)
