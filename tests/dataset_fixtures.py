@@ -80,9 +80,9 @@ def write_dataset(
     pq.write_table(samples_table(rows), folder / SAMPLES_FILE)
     pq.write_table(pa.Table.from_pylist([], schema=REJECTED_SCHEMA), folder / REJECTED_FILE)
     manifest = Manifest(
-        counts={split: _count(split, rows) for split in splits},
+        counts={split: count_split(split, rows) for split in splits},
         shards=tuple(shards),
-        tables={name: _describe(folder / name) for name in (SAMPLES_FILE, REJECTED_FILE)},
+        tables={name: describe_file(folder / name) for name in (SAMPLES_FILE, REJECTED_FILE)},
         build=BuildInfo(tool_version="0", source="test", options={"seed": seed}),
         fingerprint="0" * 64,
     )
@@ -95,7 +95,7 @@ def _write_shard(
 ) -> tuple[ShardInfo, list[dict[str, object]]]:
     name = f"{split}-{shard_number:06d}.tar"
     path = folder / SHARDS_FOLDER / name
-    rows = [_row(split, name, number, partial=is_partial(number, partial_every)) for number in numbers]
+    rows = [sample_row(split, name, number, partial=is_partial(number, partial_every)) for number in numbers]
     with path.open("wb") as file:
         writer = ShardWriter(file)
         for number, row in zip(numbers, rows, strict=True):
@@ -121,7 +121,7 @@ def _write_shard(
     )
 
 
-def _row(split: str, shard: str, number: int, *, partial: bool) -> dict[str, object]:
+def sample_row(split: str, shard: str, number: int, *, partial: bool = False) -> dict[str, object]:
     recording = number // CROPS_PER_RECORDING
     return {
         "key": crop_key(split, number),
@@ -145,7 +145,7 @@ def _row(split: str, shard: str, number: int, *, partial: bool) -> dict[str, obj
     }
 
 
-def _count(split: str, rows: Sequence[Mapping[str, object]]) -> SplitCounts:
+def count_split(split: str, rows: Sequence[Mapping[str, object]]) -> SplitCounts:
     own = [row for row in rows if row["split"] == split]
     valid = [int(str(row["num_valid_samples"])) for row in own]
     return SplitCounts(
@@ -157,5 +157,5 @@ def _count(split: str, rows: Sequence[Mapping[str, object]]) -> SplitCounts:
     )
 
 
-def _describe(path: Path) -> FileInfo:
+def describe_file(path: Path) -> FileInfo:
     return FileInfo(size=path.stat().st_size, sha256=hash_file(path))

@@ -2,7 +2,8 @@
 
 ``splits-HASH.parquet`` has the rows of samples.parquet: their ``key``; a column for each plan, with the name of a split, or ""
 for crops that are in none; for a plan whose samples are single segments ``PLAN_segment``, 0 or 1 where one of a crop's two
-segments was chosen, else -1; and ``patient``, if a table gave the patients. :mod:`data_tools.splits` makes plans.
+segments was chosen, else -1; and ``patient``, if a table gave the patients (those who share a signal have
+one name). :mod:`data_tools.splits` makes plans.
 """
 
 import re

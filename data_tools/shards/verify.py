@@ -20,12 +20,13 @@ from data_tools.shards.manifest import (
     SHARDS_FOLDER,
     DatasetError,
     Manifest,
+    PlansInfo,
     ShardInfo,
     read_manifest,
 )
 from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, SAMPLES_SCHEMA, read_schema
 from data_tools.shards.tar import TarMember, parse_npy, read_index, read_members
-from data_tools.shards.verify_table import check_samples, is_in_order, rows_by_shard
+from data_tools.shards.verify_table import check_plans, check_samples, is_in_order, rows_by_shard
 from data_tools.validation import one_line
 
 _MAX_PROBLEMS_PER_SHARD = 5
@@ -61,6 +62,8 @@ def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
             yield from check_samples(samples, manifest)
         except DatasetError as error:
             yield str(error)
+        if manifest.splits is not None:
+            yield from _check_plans(folder, manifest.splits)
     yield from _check_shards(folder, manifest, rows, num_threads)
 
 
@@ -87,6 +90,19 @@ def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema)
         return
     if not found.equals(schema):
         yield f"{name}: unexpected columns or types: {', '.join(found.names)}; expected {', '.join(schema.names)}"
+
+
+def _check_plans(folder: Path, info: PlansInfo) -> Iterator[str]:
+    # A missing file or wrong size was reported with the other files.
+    if check_file(folder, info.file, info, content=False):
+        return
+    problem = check_file(folder, info.file, info, content=True)
+    if problem:
+        yield problem
+    try:
+        yield from check_plans(folder / SAMPLES_FILE, info)
+    except DatasetError as error:
+        yield str(error)
 
 
 def _has_columns(path: Path, schema: pa.Schema) -> bool:

@@ -1,12 +1,13 @@
-"""Verifies samples.parquet: that it matches the manifest, that keys are unique and that splits share no patients."""
+"""Verifies samples.parquet and the plans: that they match the manifest, that keys are unique and splits share no patients."""
 
+import glob
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
 
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
-from data_tools.shards.manifest import SAMPLES_FILE, Manifest, SplitCounts
+from data_tools.shards.manifest import SAMPLES_FILE, Manifest, PlansInfo, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, open_samples, read_groups
 
 _SHARDS = """
@@ -29,6 +30,13 @@ _SHARED_PATIENTS = """
     ), pairs AS (SELECT DISTINCT patient, split FROM samples SEMI JOIN shared ON md5_number(patient) = hash)
     SELECT a.split, b.split, count(*), min(patient) FROM pairs AS a JOIN pairs AS b USING (patient)
     WHERE a.split < b.split GROUP BY ALL ORDER BY ALL
+"""
+# Gallery and probe have the same patients.
+_SHARED_IN_PLAN = """
+    SELECT count(*), min(example) FROM (
+        SELECT min({patient}) AS example FROM samples JOIN plans USING (file_row_number) WHERE {split} <> ''
+        GROUP BY md5_number({patient}) HAVING count(DISTINCT if({split} = 'probe', 'gallery', {split})) > 1
+    )
 """
 
 
@@ -83,3 +91,31 @@ def check_samples(path: Path, manifest: Manifest) -> Iterator[str]:
                     yield f"split '{split}': {number} {name} in the manifest, {actual} in {SAMPLES_FILE}"
         for first, second, num_shared, example in database.execute(_SHARED_PATIENTS).fetchall():
             yield f"splits '{first}' and '{second}' share {num_shared} patients, such as {example}"
+
+
+def check_plans(samples: Path, info: PlansInfo) -> Iterator[str]:
+    """Compares the table of plans with samples.parquet, and checks that no patient is in two splits of a plan.
+
+    Yields:
+        The problems, a line each.
+
+    Raises:
+        DatasetError: a table cannot be read.
+        OSError: a scratch file cannot be written.
+    """
+    with open_samples(
+        samples, sum(counts.crops for plan in info.plans.values() for counts in plan.counts.values())
+    ) as database:
+        database.read_parquet(glob.escape(str(samples.with_name(info.file))), file_row_number=True).create_view("plans")
+        ((num_other,),) = database.execute("""
+            SELECT count(*) FROM samples FULL JOIN plans USING (file_row_number) WHERE samples.key IS DISTINCT FROM plans.key
+        """).fetchall()
+        if num_other:
+            yield f"{info.file}: the keys of {num_other} rows differ from {SAMPLES_FILE}"
+            return
+        for name, plan in info.plans.items():
+            patient = "plans.patient" if plan.patients else "samples.patient"
+            query = _SHARED_IN_PLAN.format(split=f'plans."{name}"::VARCHAR', patient=patient)
+            ((num_shared, example),) = database.execute(query).fetchall()
+            if num_shared:
+                yield f"{info.file}: splits of plan '{name}' share {num_shared} patients, such as {example}"

@@ -1,7 +1,7 @@
 """The crops of a dataset with their patients, in a scratch database, from which plans are made.
 
-Patients are told apart by 64-bit hashes of their names. Those who share a signal are one person under two names, or one
-recording in two corpora; they form a group, which is what plans keep together.
+Patients who share a signal are one person under two names, or one recording in two corpora. Plans keep persons together, which
+are told apart by 64-bit hashes of their names.
 """
 
 import glob
@@ -25,8 +25,8 @@ from data_tools.splits import find_representatives
 # The empty string if the name is none of PTB-XL's.
 _ECG_ID = f"regexp_extract({{}}, '{ECG_ID_PATTERN}', 1) || regexp_extract({{}}, '{ECG_ID_PATTERN}', 2)"
 # The ecg_id names a recording in whichever corpus contains it, so its patient has no corpus either.
-_JOIN_PATIENTS = f"""
-    CREATE VIEW named AS
+_NAME_PATIENTS = f"""
+    CREATE VIEW patients AS
     SELECT samples.*, coalesce('ptb-xl/patient ' || known.patient, {{stored}}) AS name,
         coalesce(known.session, concat_ws('/', samples.source, samples.recording)) AS session
     FROM samples {{stored_table}} LEFT JOIN known ON known.ecg_id = {_ECG_ID.format("samples.recording", "samples.recording")}
@@ -35,22 +35,24 @@ _JOIN_PATIENTS = f"""
 _FIND_LINKS = f"""
     WITH shared AS (
         SELECT DISTINCT recording, unnest(regexp_extract_all(reason, '{DUPLICATE_SIGNAL_PATTERN}', 1)) AS original FROM rejected
-    ), names AS (SELECT recording FROM shared UNION SELECT original FROM shared), patients AS (
-        SELECT recording, md5_number_lower(name) AS patient FROM named SEMI JOIN names USING (recording)
+    ), recordings AS (SELECT recording FROM shared UNION SELECT original FROM shared), names AS (
+        SELECT recording, name FROM patients SEMI JOIN recordings USING (recording)
         UNION
-        SELECT recording, md5_number_lower('ptb-xl/patient ' || patient)
-        FROM names JOIN known ON ecg_id = {_ECG_ID.format("recording", "recording")}
+        SELECT recording, 'ptb-xl/patient ' || patient
+        FROM recordings JOIN known ON ecg_id = {_ECG_ID.format("recording", "recording")}
     )
-    SELECT DISTINCT one.patient AS one, other.patient AS other
-    FROM shared JOIN patients AS one ON one.recording = shared.recording
-    JOIN patients AS other ON other.recording = original WHERE one.patient <> other.patient ORDER BY ALL
+    SELECT DISTINCT one.name AS one, other.name AS other FROM shared JOIN names AS one ON one.recording = shared.recording
+    JOIN names AS other ON other.recording = original WHERE one.name <> other.name ORDER BY ALL
 """  # noqa: S608  (no part of it is the user's)
+_NAME_PERSONS = """
+    CREATE VIEW persons AS
+    SELECT patients.*, coalesce(representative, name) AS person FROM patients LEFT JOIN linked USING (name)
+"""
 _CREATE_CROPS = """
     CREATE TABLE crops AS
     SELECT file_row_number AS row, source, start, session, md5_number_lower(concat_ws(chr(0), source, recording)) AS recording,
-        md5_number_lower(name) AS patient, coalesce(representative, md5_number_lower(name)) AS person,
-        num_valid_samples // ? AS num_segments
-    FROM named LEFT JOIN linked ON linked.patient = md5_number_lower(name)
+        md5_number_lower(name) AS patient, md5_number_lower(person) AS person, num_valid_samples // ? AS num_segments
+    FROM persons
 """
 
 
@@ -62,8 +64,8 @@ class PlanError(ValueError):
 def open_cohort(dataset: Dataset, patients: pa.Table | None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Opens a scratch database with the crops of a dataset.
 
-    Tables: ``crops`` (row, source, start, session, recording, patient, person, num_segments), where ``person`` is the group of
-    linked patients; and the view ``named``, which is samples.parquet with the names of patients in ``name``.
+    It has the table ``crops`` (row, source, start, session, recording, patient, person, num_segments) with the hashes of names,
+    and the view ``persons``: samples.parquet, with the names of patients in ``name`` and those of persons in ``person``.
 
     Args:
         dataset: the dataset.
@@ -77,20 +79,23 @@ def open_cohort(dataset: Dataset, patients: pa.Table | None) -> Iterator[duckdb.
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
         known = _PATIENTS.empty_table() if patients is None else patients
-        database.register("patients", known)
-        database.execute("CREATE TABLE known AS FROM patients")
+        database.register("table_of_patients", known)
+        database.execute("CREATE TABLE known AS FROM table_of_patients")
         stored, stored_table = "samples.patient", ""
         if dataset.manifest.splits is not None:
             _open_table(database, dataset.path / info.file, "plans")
             if info.has_patients and patients is None:
                 stored, stored_table = f"plans.{PATIENT_COLUMN}", "JOIN plans USING (file_row_number)"
-        database.execute(_JOIN_PATIENTS.format(stored=stored, stored_table=stored_table))
+        database.execute(_NAME_PATIENTS.format(stored=stored, stored_table=stored_table))
         if patients is not None:
             _check_matches(database, dataset, known)
         _open_table(database, dataset.path / REJECTED_FILE, "rejected")
-        links = database.execute(_FIND_LINKS).fetchnumpy()
-        linked, representatives = find_representatives(np.column_stack(list(links.values())).astype(np.uint64))
-        database.register("linked", pa.table({"patient": linked, "representative": representatives}))
+        names, places = np.unique(list(database.execute(_FIND_LINKS).fetchnumpy().values()), return_inverse=True)
+        linked, representatives = find_representatives(places.reshape(2, -1).T.astype(np.uint64))
+        pairs = {"name": pa.array(names[linked], pa.string()), "representative": pa.array(names[representatives], pa.string())}
+        database.register("links", pa.table(pairs))
+        database.execute("CREATE TABLE linked AS FROM links")
+        database.execute(_NAME_PERSONS)
         database.execute(_CREATE_CROPS, [SEGMENT_SAMPLES])
         yield database
 

@@ -239,7 +239,7 @@ class ColumnPlan:
         """).fetchall()
         if num_split:
             ((example,),) = database.execute("""
-                SELECT min(name) FROM named JOIN numbered ON row = file_row_number WHERE patient IN
+                SELECT min(name) FROM persons JOIN numbered ON row = file_row_number WHERE numbered.patient IN
                 (FROM numbered SELECT patient GROUP BY patient HAVING min(number) < max(number))
             """).fetchall()
             raise PlanError(

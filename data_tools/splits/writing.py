@@ -93,14 +93,14 @@ def _write_table(
     new |= {column.name + SEGMENT_SUFFIX: f"({column.segment})::TINYINT" for column in columns if column.segment}
     expressions = ", ".join(f'{expression} AS "{name}"' for name, expression in new.items())
     database.execute(f"CREATE TABLE planned AS SELECT row, {expressions} FROM crops")  # noqa: S608
-    sources = {"key": "named.key"} | ({PATIENT_COLUMN: "named.name"} if has_patients else {})
+    sources = {"key": "persons.key"} | ({PATIENT_COLUMN: "persons.person"} if has_patients else {})
     if kept:
         present = read_schema(dataset.path / plans_info(dataset).file).names
         sources |= {name: f'plans."{name}"' for name in present if name in kept or name.removesuffix(SEGMENT_SUFFIX) in kept}
     sources |= {name: f'planned."{name}"' for name in new}
     schema = pa.schema([pa.field(name, _column_type(name), nullable=False) for name in sources])
     query = f"""
-        SELECT {", ".join(sources.values())} FROM named JOIN planned ON row = file_row_number
+        SELECT {", ".join(sources.values())} FROM persons JOIN planned ON row = file_row_number
         {"JOIN plans USING (file_row_number)" if kept else ""} ORDER BY file_row_number
     """  # noqa: S608
     path = dataset.path / ".splits.parquet.tmp"
