@@ -18,6 +18,7 @@ from engine.data.dali_loader import DaliLoader, is_dali_installed
 from engine.data.loader import Loader, LoaderSetup
 from engine.data.options import DataOptions, find_leads
 from engine.data.order import SampleOrder
+from engine.data.pretraining_set import PretrainingSet, find_pretraining_set
 from engine.data.torch_loader import TorchLoader
 from engine.data.transform import Transform
 from engine.options import SegmentPair
@@ -94,10 +95,12 @@ __all__ = [
     "CropStore",
     "DataOptions",
     "Loader",
+    "PretrainingSet",
     "SampleOrder",
     "Split",
     "best_loader",
     "find_leads",
+    "find_pretraining_set",
     "make_loader",
     "random_batch",
 ]

@@ -59,12 +59,14 @@ class CropStore:
         path: folder of the dataset.
         split: as given.
         fingerprint: of the dataset and of what was chosen from it.
-        dataset_fingerprint: of the dataset.
+        origin: where the samples come from: ``dataset``, its fingerprint, ``plan`` and ``split``, as given, and ``crops``, the
+            fingerprint.
         num_samples: number of rows.
         crop: int64 [num_samples], row of each sample's crop in the split's part of the table, or with a plan in all of it.
         first_row: row of the table at which that part begins.
         half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.
-        recording: int64 [num_samples], number of each sample's recording, from 0 in order of appearance.
+        recording: int64 [num_samples], number of each sample's recording, from 0 in order of appearance in the split. With a
+            plan, in order of appearance in the dataset: the numbers are the same for all splits.
         patient: int64 [num_samples], likewise; with a plan, of the patients that it keeps apart.
 
     Raises:
@@ -82,7 +84,7 @@ class CropStore:
     ) -> None:
         self.path = dataset.path
         self.split = split if plan is None else f"{plan}: {split}"
-        self.dataset_fingerprint = self.fingerprint = dataset.fingerprint
+        self.fingerprint = dataset.fingerprint
         stored = (split,) if plan is None else dataset.splits
         self.first_row = dataset.first_row(split) if plan is None else 0
         segments, needs_label = None, chosen is not None
@@ -91,7 +93,8 @@ class CropStore:
             segments = rows.segments
             chosen = rows.is_in(split) if chosen is None else rows.is_in(split) & chosen
         if chosen is not None:
-            self.fingerprint = hashlib.sha256(dataset.fingerprint.encode() + np.packbits(chosen).tobytes()).hexdigest()
+            self.fingerprint = fingerprint_of(dataset, chosen)
+        self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": self.fingerprint}
         numbers = {Path(shard.file).name: number for number, shard in enumerate(itertools.chain(*map(dataset.shards, stored)))}
         self._shard_names = list(numbers)
         shards, offsets, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
@@ -123,16 +126,7 @@ class CropStore:
         self._offsets = np.concatenate(offsets)[self.crop]
         self._shards = np.concatenate(shards)[self.crop]
         del offsets, shards, lengths, num_segments  # to free their memory before more is needed
-        with open_samples(dataset.path / SAMPLES_FILE, self.num_samples // 4) as database:
-            database.execute("SET preserve_insertion_order = true")  # row_number() then follows the order of the file
-            numbering = functools.partial(_number_by_appearance, database, None if plan else split, self.crop)
-            self.recording = numbering("concat_ws(chr(0), source, recording)")
-            if plan and plans_info(dataset).has_patients:
-                table = glob.escape(str(dataset.path / plans_info(dataset).file))
-                database.read_parquet(table).create_view("samples", replace=True)
-                self.patient = numbering(PATIENT_COLUMN)
-            else:
-                self.patient = numbering("concat_ws(chr(0), source, patient)")
+        self.recording, self.patient = _number_recordings_and_patients(dataset, split, plan, self.crop)
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
@@ -173,6 +167,11 @@ class CropStore:
                 size = num_leads * _LEAD_BYTES
                 shard.read(memory[place : place + size], offset + first * _LEAD_BYTES)
                 place += size
+
+
+def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
+    """Returns the fingerprint of a dataset and of crops chosen from it or from a part of it."""
+    return hashlib.sha256(dataset.fingerprint.encode() + np.packbits(chosen).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -234,6 +233,25 @@ def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: 
     own = np.array([numbers[name] for name in encoded.dictionary.to_pylist()], np.int32)
     shards: npt.NDArray[np.int32] = own[encoded.indices.to_numpy()]
     return shards
+
+
+def _number_recordings_and_patients(
+    dataset: Dataset, split: str, plan: str | None, crops: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Numbers the recordings and patients of some crops of a split, see :class:`CropStore`."""
+    with open_samples(dataset.path / SAMPLES_FILE, len(crops) // 4) as database:
+        database.execute("SET preserve_insertion_order = true")  # row_number() then follows the order of the file
+        patient = "concat_ws(chr(0), source, patient)"
+        if plan is None:
+            numbering = functools.partial(_number_by_appearance, database, split, crops)
+            return numbering("concat_ws(chr(0), source, recording)"), numbering(patient)
+        rows = np.arange(sum(counts.crops for counts in dataset.manifest.counts.values()))
+        recording = _number_by_appearance(database, None, rows, "concat_ws(chr(0), source, recording)")[crops]
+        if plans_info(dataset).has_patients:
+            table = glob.escape(str(dataset.path / plans_info(dataset).file))
+            database.read_parquet(table).create_view("samples", replace=True)
+            patient = PATIENT_COLUMN
+        return recording, _number_by_appearance(database, None, rows, patient)[crops]
 
 
 def _number_by_appearance(

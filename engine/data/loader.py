@@ -127,7 +127,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the loader's position, and what identifies the stream."""
-        return {**self._identity(), "dataset": self._setup.store.dataset_fingerprint, "cursor": self._cursor}
+        return {**self._identity(), "samples": self._setup.store.origin, "cursor": self._cursor}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues at a saved position; the number of ranks and the batch size may have changed.

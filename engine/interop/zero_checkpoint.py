@@ -59,6 +59,7 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                     "source": "ecg-engine run",
                     "step": info.step,
                     "dataset": str(info.loader.get("fingerprint", "")),
+                    "pretraining_set": info.loader.get("samples"),
                     "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
                 },
             }

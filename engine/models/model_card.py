@@ -27,7 +27,7 @@ def model_card(config: ModelConfig) -> str:
     }
     if config.labels:
         rows["labels, in order"] = ", ".join(config.labels)
-    rows |= {name: str(value) for name, value in config.provenance.items()}
+    rows |= {name: str(value) for name, value in config.provenance.items() if value is not None}
     table = "\n".join(f"| {name} | {' '.join(value.replace('|', '/').split())} |" for name, value in rows.items())
     call = "logits" if config.kind == "classifier" else "embed"
     return (

@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.plans import read_plan
 from engine.config import FinetuneConfig
-from engine.data import find_leads
+from engine.data import find_leads, find_pretraining_set
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.model_config import read_config
 from engine.models.pretrained import zscore_per_lead
@@ -133,6 +135,26 @@ class FinetuningTask(Task):
                 )
         model = EncoderOptions.model_validate(architecture.model_dump() | chosen)
         return config.model_copy(update={"model": model})
+
+    @classmethod
+    def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
+        """See :class:`Task`: whether crops for testing, those of the plan's other splits, were pre-trained on."""
+        pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
+        if pretraining_set is None or config.data.plan is None:
+            return []
+        plan = read_plan(dataset, config.data.plan)
+        notices = []
+        for split in plan.splits:
+            if split in {config.data.training_split, config.data.valid_split}:
+                continue
+            num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
+            if num_crops != 0:
+                which = "perhaps crops" if num_crops is None else f"{num_crops} crops"
+                notices.append(
+                    f"{config.init_from} was pre-trained on {which} of split '{split}' of plan '{config.data.plan}', so scores "
+                    "on it will be too good: pre-train with a plan that holds them out"
+                )
+        return notices
 
     def initialize(self) -> None:
         """See :class:`Task`: loads the encoder's weights, unless they are random."""

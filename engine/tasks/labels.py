@@ -105,6 +105,7 @@ class LabelTask(FinetuningTask):
         self._options: LabelOptions = options
         self.definition: LabelDefinition = make_labeler(self._options).definition
         self._train_labels = None if splits is None else splits["train"].labels
+        self._training_set = None if splits is None else splits["train"].store.origin
         self._last: tuple[NDArray[Any], NDArray[Any]] | None = None
         super().__init__(config)
 
@@ -157,7 +158,12 @@ class LabelTask(FinetuningTask):
         definition = self.definition
         if self._last is not None and definition.kind in {"multilabel", "binary"}:
             definition = definition.with_thresholds(evaluation.choose_f1_thresholds(*self._last))
-        provenance = {"initial_model": self.config.init_from, "mode": self.config.mode}
+        provenance = {
+            "initial_model": self.config.init_from,
+            "mode": self.config.mode,
+            "pretraining_set": self.model_config.provenance.get("pretraining_set"),
+            "training_set": self._training_set,
+        }
         content = self.model_config.model_dump() | {
             "kind": "classifier",
             "encoder": self.config.model,

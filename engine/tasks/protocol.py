@@ -106,6 +106,12 @@ class Task(ABC):
         return names
 
     @classmethod
+    def notices(cls, config: Any, dataset: Dataset) -> list[str]:
+        """Returns what is likely a mistake in the choice of data, though it can be run; one line each."""
+        del config, dataset
+        return []
+
+    @classmethod
     def score(cls, config: Any) -> Score:
         """Returns the validation metric that decides which checkpoint is best."""
         del config

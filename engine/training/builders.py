@@ -37,7 +37,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         config.train.micro_batches(ranks.world_size)  # reports mistakes before anything slow
     check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     config = task_class.resolve_config(config)
-    splits = task_class.open_splits(config, open_dataset(config, ranks))
+    dataset = open_dataset(config, ranks)
+    splits = task_class.open_splits(config, dataset)
+    ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in task_class.notices(config, dataset)))
     keep_best = task_class.score(config).mode if config.checkpoint.keep_best else None
     checkpoints = Checkpoints(
         config.output_dir / "checkpoints",

@@ -7,11 +7,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from cohort_tables import crop_rows, write_patients, write_tables
 from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
 from numpy.typing import NDArray
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
+from data_tools.shards.plans import read_plan
+from data_tools.splits.plans import PaperPlan, RandomPlan
+from data_tools.splits.writing import split_dataset
 from engine.data import CropStore
 from engine.data import crops as crops_module
 
@@ -154,3 +158,46 @@ def test_only_chosen_crops_are_used_and_numbered(dataset: Dataset, store: CropSt
     assert len({store.fingerprint, crops.fingerprint}) == 2
     with pytest.raises(DatasetError, match=r"split 'pretrain' contains no complete 10-s crop with a label"):
         CropStore(dataset, "pretrain", chosen=np.zeros(60, np.bool_))
+
+
+def test_the_split_of_a_plan_spans_the_stored_splits(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "dataset", {"pretrain": 40, "valid": 12}, crops_per_shard=10, partial_every=7)
+    dataset = split_dataset(folder, RandomPlan())
+    keys = [key for split in dataset.splits for key in dataset.samples(split, ["key"])["key"].to_pylist()]
+    stores = [CropStore(dataset, split, plan="random", unit="segment") for split in ("train", "valid", "test")]
+    found = [[keys[crop] for crop in store.crop] for store in stores]
+    assert {key for own in found for key in own} == set(keys)
+    assert any(key.startswith("valid") for key in found[0])
+    patients = dataset.samples("pretrain", ["patient"]), dataset.samples("valid", ["patient"])
+    names = [name for part in patients for name in part["patient"].to_pylist()]
+    for store, own in zip(stores, found, strict=True):
+        assert store.keys(range(store.num_samples)) == own
+        assert own == [key for key in keys for _ in range(own.count(key))]
+        order = list(dict.fromkeys(names))
+        assert store.patient.tolist() == [order.index(names[crop]) for crop in store.crop]
+    crops = CropStore(dataset, "train", plan="random")
+    split, number = crops.keys([crops.num_samples - 1])[0].split("-")
+    np.testing.assert_array_equal(read(crops, [crops.num_samples - 1])[0], crop_signal(split, int(number)))
+    assert crops.origin == {"dataset": dataset.fingerprint, "plan": "random", "split": "train", "crops": crops.fingerprint}
+    assert len({dataset.fingerprint, crops.fingerprint, stores[1].fingerprint}) == 3
+    chosen = np.zeros(52, np.bool_)
+    with pytest.raises(DatasetError, match="split 'random: train' contains no complete 5-s segment with a label"):
+        CropStore(dataset, "train", plan="random", unit="segment", chosen=chosen)
+
+
+def test_gallery_and_probe_are_one_segment_of_one_crop_each_of_the_same_patients(tmp_path: Path) -> None:
+    rows = [row for number in range(30) for row in crop_rows("georgia", f"E{number}")]
+    rows += [row for number in range(1, 13) for row in crop_rows("ptb-xl", f"HR{number:05d}", num_crops=3, num_valid=2500)]
+    patients = write_patients(tmp_path / "ptbxl_database.csv", {number: number % 4 for number in range(1, 13)})
+    dataset = split_dataset(write_tables(tmp_path / "dataset", rows), PaperPlan(), 0, patients)
+    gallery, probe = (CropStore(dataset, split, plan="identification", unit="segment") for split in ("gallery", "probe"))
+    assert gallery.num_samples == probe.num_samples == 4
+    for crop, patient in zip([*gallery.crop, *probe.crop], [*gallery.patient, *probe.patient], strict=True):
+        assert patient == 30 + (int(str(rows[crop]["recording"])[2:]) - 1) % 4
+    plan = read_plan(dataset, "identification")
+    assert plan.segments is not None
+    assert gallery.half is not None
+    assert gallery.half.tolist() == plan.segments[gallery.crop].tolist()
+    for store in (gallery, probe):
+        assert {rows[crop]["source"] for crop in store.crop} == {"ptb-xl"}
+        assert len({str(rows[crop]["recording"]) for crop in store.crop}) == 4

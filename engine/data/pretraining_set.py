@@ -1,0 +1,55 @@
+"""The crops that a model was pre-trained on, as its config.json records them."""
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ValidationError
+
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from data_tools.shards.plans import read_plan
+from engine.data.crops import fingerprint_of
+from engine.options import Options
+
+
+class PretrainingSet(Options):
+    """The contents of ``pretraining_set`` in a model's provenance; see :attr:`engine.data.CropStore.origin`."""
+
+    dataset: str
+    """Fingerprint of the dataset."""
+    plan: str | None
+    """Name of the plan; null: none."""
+    split: str
+    """Name of the split."""
+    crops: str
+    """Fingerprint of the dataset and of the crops chosen from it."""
+
+    def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
+        """Counts the crops that the model was pre-trained on.
+
+        Args:
+            dataset: the dataset; another build of the same recordings counts as another dataset.
+            crops: bool [rows of samples.parquet], the crops in question.
+
+        Returns:
+            Their number; ``None`` if it is not known, because the plan has changed since.
+        """
+        if dataset.fingerprint != self.dataset:
+            return 0
+        if self.plan is None:
+            row = dataset.first_row(self.split)
+            return int(crops[row : row + dataset.manifest.counts[self.split].crops].sum())
+        try:
+            chosen = read_plan(dataset, self.plan).is_in(self.split)
+        except DatasetError:
+            return None
+        return int((chosen & crops).sum()) if fingerprint_of(dataset, chosen) == self.crops else None
+
+
+def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | None:
+    """Returns what a model's provenance says of its pre-training; ``None``: nothing."""
+    try:
+        return PretrainingSet.model_validate(provenance.get("pretraining_set"))
+    except ValidationError:
+        return None  # a model from elsewhere, whose provenance is free-form
