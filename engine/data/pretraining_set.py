@@ -26,7 +26,7 @@ class PretrainingSet(Options):
     """Fingerprint of the dataset and of the crops chosen from it."""
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
-        """Counts the crops that the model was pre-trained on.
+        """Counts the crops that are in the set, with the padded ones, which pre-training skips.
 
         Args:
             dataset: the dataset; another build of the same recordings counts as another dataset.

@@ -1,5 +1,7 @@
 """Fine-tuning on labels."""
 
+import os
+import shutil
 from collections.abc import Sequence
 from itertools import chain, cycle
 from pathlib import Path
@@ -12,8 +14,11 @@ import torch
 from data_tools.labels import cinc2021
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from data_tools.splits.plans import RandomPlan
+from data_tools.splits.writing import split_dataset
 from engine.config import FinetuneConfig
-from engine.data import random_batch
+from engine.data import CropStore, random_batch
 from engine.models import Encoder, EncoderOptions, ModelConfig, load, save
 from engine.options import UserError
 from engine.tasks import LabelTask
@@ -164,3 +169,46 @@ def test_balanced_weights_make_up_for_rare_classes() -> None:
 def test_options_that_contradict_each_other_are_refused(task: dict[str, Any], fragment: str) -> None:
     with pytest.raises(ValueError, match=fragment):
         config(task={"name": "labels", **task})
+
+
+def test_the_splits_of_a_plan(simulated_dataset: Path, encoder_folder: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "dataset"
+    shutil.copytree(simulated_dataset, folder, copy_function=os.link)
+    dataset = split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)))
+    run = config(data={"path": str(folder), "plan": "mine"}, init_from=str(encoder_folder), model={})
+    splits = LabelTask.open_splits(run, dataset)
+    assert splits.keys() == {"train", "valid"}
+    for name, split in splits.items():
+        store = CropStore(dataset, name, plan="mine", unit="segment")
+        assert split.labels is not None
+        assert len(split.labels) == split.store.num_samples == store.num_samples
+    assert LabelTask(LabelTask.resolve_config(run), splits)._training_set == splits["train"].store.origin
+    with pytest.raises(DatasetError, match="no plan 'yours'; available: mine"):
+        LabelTask.open_splits(config(data={"path": str(folder), "plan": "yours"}), dataset)
+
+
+def test_a_notice_if_test_crops_were_pre_trained_on(simulated_dataset: Path, tmp_path: Path) -> None:
+    def notices(pretraining_set: dict[str, Any] | None, plan: str | None = "mine") -> list[str]:
+        options = EncoderOptions.model_validate(SIZES)
+        tensors = {f"encoder.{name}": tensor for name, tensor in Encoder(options).state_dict().items()}
+        shutil.rmtree(tmp_path / "encoder", ignore_errors=True)
+        provenance = {"pretraining_set": pretraining_set}
+        save(tmp_path / "encoder", ModelConfig(kind="encoder", encoder=options, provenance=provenance), tensors)
+        run = config(data={"path": str(folder), "plan": plan}, init_from=str(tmp_path / "encoder"))
+        return LabelTask.notices(run, Dataset.open(folder))
+
+    folder = tmp_path / "dataset"
+    shutil.copytree(simulated_dataset, folder, copy_function=os.link)
+    dataset = split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)))
+    stored, train = CropStore(dataset, "pretrain").origin, CropStore(dataset, "train", plan="mine").origin
+    test = CropStore(dataset, "test", plan="mine", unit="segment")
+    num_crops = len(set(test.crop))
+    assert not notices(None)
+    assert not notices(train)
+    assert not notices(stored, plan=None)
+    assert not notices(stored | {"dataset": "0" * 64})
+    assert f"was pre-trained on {num_crops} crops of split 'test' of plan 'mine', so scores" in notices(test.origin)[0]
+    (notice,) = notices(stored)
+    assert 0 < int(notice.split(" crops of")[0].split()[-1]) < num_crops
+    split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)), seed=1)
+    assert "was pre-trained on perhaps crops of split 'test'" in notices(train)[0]
