@@ -5,6 +5,7 @@ Each command imports what it needs when it runs, so that the command line respon
 
 import argparse
 import errno
+import itertools
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -261,7 +262,7 @@ def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "info",
         _info,
-        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings by reason.",
+        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings, plans.",
         "ecg-data info datasets/two",
     )
     command.add_argument("dataset", metavar="DATASET", type=Path)
@@ -270,8 +271,10 @@ def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _info(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
     from data_tools.shards.info import describe_dataset
+    from data_tools.splits.description import describe_plans
 
-    for line in describe_dataset(Dataset.open(options.dataset)):
+    dataset = Dataset.open(options.dataset)
+    for line in itertools.chain(describe_dataset(dataset), describe_plans(dataset)):
         _print(line)
     return 0
 

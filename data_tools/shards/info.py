@@ -57,7 +57,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
         hours = _hours(sum(num_samples for *_, num_samples in own))
         rows.append([split, "all", total.recordings, total.patients, total.crops, total.segments, hours])
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
-    yield from _table(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
+    yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
     yield from _describe_labels(labels, num_labels, num_recordings)
     yield ""
@@ -75,7 +75,7 @@ def _describe_labels(labels: Counter[str], num_labels: int, num_recordings: int)
     listed = labels.most_common(num_labels)
     yield f"labels of recordings ({len(listed)} of {len(labels)}, by frequency)"
     rows = [[code, count, f"{100 * count / num_recordings:.1f} %", DIAGNOSES.get(code, "")] for code, count in listed]
-    yield from _table(["SNOMED CT", "recordings", "share", "name"], rows)
+    yield from align(["SNOMED CT", "recordings", "share", "name"], rows)
 
 
 def _describe_rejected(dataset: Dataset) -> Iterator[str]:
@@ -88,8 +88,8 @@ def _describe_rejected(dataset: Dataset) -> Iterator[str]:
             yield f"  {reason}: {count}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """Aligns numbers to the right and words to the left."""
+def align(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
+    """Yields the lines of a table, with numbers aligned to the right and words to the left."""
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     is_number = [all(_looks_like_number(row[i]) for row in cells) and i > 0 for i in range(len(header))]
@@ -102,4 +102,4 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[
 
 
 def _looks_like_number(text: str) -> bool:
-    return text.removesuffix(" %").replace(".", "", 1).isdigit()
+    return not text or text.removesuffix(" %").replace(".", "", 1).isdigit()

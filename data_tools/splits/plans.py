@@ -273,11 +273,13 @@ def _cut(
     hashed = f"md5_number_lower(concat_ws(chr(0), {seed}, '{purpose}', person))"
     persons = f"SELECT DISTINCT person, {hashed} AS hash FROM crops WHERE {condition}"  # noqa: S608
     ((num_persons,),) = database.execute(f"SELECT count(*) FROM ({persons})").fetchall()  # noqa: S608
-    stops = [round(share * num_persons) for share in accumulate(fractions.values())]
+    num_parts = len(fractions)
+    if num_persons < num_parts:
+        raise PlanError(f"{purpose} needs {num_parts} or more {whose} for {', '.join(fractions)}, but there are {num_persons}")
     expression = "CASE"
-    for name, start, stop in zip(fractions, [0, *stops], stops, strict=False):
-        if start == stop:
-            raise PlanError(f"the split '{name}' for {purpose} would be empty: {num_persons} {whose} are too few")
+    for number, (name, share) in enumerate(zip(fractions, accumulate(fractions.values()), strict=True), start=1):
+        # No part is empty.
+        stop = min(max(round(share * num_persons), number), num_persons - num_parts + number)
         limit = database.execute(f"SELECT hash FROM ({persons}) ORDER BY hash LIMIT 1 OFFSET ?", [stop]).fetchall()  # noqa: S608
         expression += f" WHEN {hashed} < {limit[0][0]} THEN '{name}'" if limit else f" ELSE '{name}'"
     return f"{expression} END"

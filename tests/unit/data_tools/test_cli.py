@@ -23,7 +23,7 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", ["synth", "build", "verify", "info", "plot"])
+@pytest.mark.parametrize("command", ["synth", "build", "split", "verify", "info", "plot"])
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = run(capsys, command, "--help")
     assert status == 0
@@ -70,6 +70,35 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
     assert "missing .mat: 1" in lines
 
 
+def test_a_build_is_split_without_changing_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "synth", tmp_path / "georgia", "--patients", 12)
+    run(capsys, "synth", tmp_path / "ptb-xl", "--patients", 4, "--seed", 1)
+    build = ("build", "physionet2021", tmp_path / "georgia", tmp_path / "ptb-xl")
+    assert run(capsys, *build, tmp_path / "plain", "--workers", 1)[0] == 0
+    status, out, err = run(capsys, *build, tmp_path / "out", "--workers", 1, "--splits", "paper")
+    assert (status, err) == (0, "")
+    assert "plan identification: train " in out
+    assert "gallery 4 crops of 4 patients, probe 4 crops of 4 patients" in out
+    for file in (tmp_path / "plain").rglob("*.*"):
+        if file.is_file() and file.name != "manifest.json":
+            assert file.read_bytes() == (tmp_path / "out" / file.relative_to(tmp_path / "plain")).read_bytes()
+    table = tmp_path / "folds.csv"
+    names = sorted({path.stem for path in (tmp_path / "georgia").rglob("*.hea")})
+    patients = {name: name.rsplit("R", 1)[0] for name in names}
+    numbers = {patient: 1 + number % 10 for number, patient in enumerate(dict.fromkeys(patients.values()))}
+    table.write_text(
+        "\n".join(["source,recording,fold", *(f"georgia,{name},{numbers[patient]}" for name, patient in patients.items())])
+    )
+    column = ("--plan", "column", "--table", table, "--column", "fold", "--train", "1-8", "--valid", "9", "--test", "10")
+    status, out, err = run(capsys, "split", tmp_path / "out", *column)
+    assert (status, err) == (0, "")
+    assert f"{tmp_path}/out: plan fold: train " in out
+    status, out, _ = run(capsys, "verify", tmp_path / "out")
+    assert (status, out.count("\n")) == (0, 1)
+    _, out, _ = run(capsys, "info", tmp_path / "out")
+    assert "held out from pre-training: valid, test of diagnosis" in out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -81,6 +110,19 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
         (["build", "physionet2021", "empty", "out", "--workers", "two"], "invalid int value: 'two'"),
         (["build", "physionet2021", "empty", "out", "--limit", "0"], "limit must be at least 1"),
         (["build", "physionet2021", "in", "out", "--workers", "1", "--scheduler", "tcp://x:1"], "cannot be combined"),
+        (["build", "physionet2021", "in", "out", "--splits", "papr"], "unknown plan 'papr'; plans are paper, random, kfold"),
+        (["build", "physionet2021", "in", "out", "--patients", "x.csv"], "--patients applies only with --splits"),
+        (["build", "physionet2021", "in", "out", "--splits", "paper", "--patients", "x.csv"], "x.csv: cannot be read"),
+        (["split", "absent", "--plan", "paper"], "absent: no such folder"),
+        (
+            ["split", "empty", "--plan", "paper", "--folds", "3"],
+            "--folds does not apply to --plan paper, which takes no options",
+        ),
+        (["split", "empty", "--plan", "random", "--fractions", "8:1:1"], "--fractions must be numbers separated by commas"),
+        (["split", "empty", "--plan", "random", "--fractions", "0.8,0.1"], "that add up to 1, got 0.8, 0.1"),
+        (["split", "empty", "--plan", "random", "--hold-out", "train"], "'train' cannot be held out from pre-training"),
+        (["split", "empty", "--plan", "kfold", "--folds", "2"], "the number of folds must be between 3 and 100, got 2"),
+        (["split", "empty", "--plan", "column", "--train", "1"], "--plan column needs --table"),
         (["verify", "absent"], "absent: no such folder"),
         (["info", "empty"], "empty: not a dataset"),
         (["plot", "empty", "key", "--out", "x.png"], "empty: not a dataset"),

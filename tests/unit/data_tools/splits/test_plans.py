@@ -19,6 +19,7 @@ from data_tools.shards.plans import held_out, plan_splits, read_plan
 from data_tools.shards.tables import read_groups
 from data_tools.shards.verify_table import check_plans
 from data_tools.splits.cohort import PlanError
+from data_tools.splits.description import describe_plans
 from data_tools.splits.plans import ColumnPlan, KFoldPlan, PaperPlan, RandomPlan
 from data_tools.splits.writing import split_dataset
 
@@ -242,15 +243,41 @@ def test_patients_that_cannot_be_used_are_refused(ptbxl: tuple[Path, Path], text
         split_dataset(ptbxl[0], PaperPlan(), 0, bad_table(ptbxl[0].parent / "p.csv", text))
 
 
-def test_splits_that_would_be_empty_are_refused(tmp_path: Path) -> None:
-    path = write_tables(tmp_path / "dataset", [row for name in "ABC" for row in crop_rows("ningbo", name)])
-    with pytest.raises(PlanError, match=r"the split 'train' for diagnosis would be empty: 0 patients of cpsc_2018, .* too few"):
+def test_no_split_is_empty(tmp_path: Path) -> None:
+    rows = [row for name in "ABC" for row in crop_rows("ningbo", name)]
+    path = write_tables(tmp_path / "dataset", rows)
+    found = read_rows(split_dataset(path, RandomPlan()))
+    assert sorted(str(row["random"]) for row in found) == ["test", "train", "valid"]
+    with pytest.raises(PlanError, match=r"diagnosis needs 3 or more patients of cpsc_2018, .* for train, .* but there are 0"):
         split_dataset(path, PaperPlan())
-    with pytest.raises(PlanError, match="the split 'test' for random would be empty: 3 patients are too few"):
-        split_dataset(path, RandomPlan())
+    with pytest.raises(PlanError, match="random needs 3 or more patients for train, valid, test, but there are 2"):
+        split_dataset(write_tables(tmp_path / "two", rows[:2]), RandomPlan())
 
 
 @pytest.mark.parametrize("name", ["key", "patient", "Mine", "a/b", "x_segment", ""])
 def test_some_names_are_no_column(tmp_path: Path, name: str) -> None:
     with pytest.raises(PlanError, match=f"'{name}' cannot name a plan"):
         split_dataset(tmp_path, RandomPlan(name))
+
+
+def test_info_prints_the_counts_beside_the_papers(ptbxl: tuple[Path, Path]) -> None:
+    path, patients = ptbxl
+    assert not list(describe_plans(Dataset.open(path)))
+    lines = list(describe_plans(split_dataset(path, RandomPlan("mine"), 0)))
+    assert lines[1].split() == ["plan", "split", "recordings", "patients", "crops", "segments"]
+    assert len(lines) == 5
+    split_dataset(path, RandomPlan("held", hold_out=("test",)), 0)
+    lines = [" ".join(line.split()) for line in describe_plans(split_dataset(path, PaperPlan(), 0, patients))]
+    assert "plan split recordings patients crops segments in the paper" in lines
+    assert "diagnosis train 32 32 64 128 32640" in lines
+    assert "identification probe 1 1 1 1 2127" in lines
+    assert "pretrain all 37 36 69 138 189051" in lines
+    assert "held out from pre-training: test of held" in lines
+    assert "held out from pre-training: gallery, probe of identification" in lines
+    starts = (
+        "pretrain, all: ",
+        "diagnosis, train, valid, test: ",
+        "identification, train, valid: ",
+        "identification, gallery, ",
+    )
+    assert all(any(line.startswith(start) for line in lines) for start in starts)
