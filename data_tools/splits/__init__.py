@@ -2,6 +2,12 @@
 
 Hashes rather than a random generator: a choice depends only on the seed and on what is chosen, so it is the same for any
 number of workers, any order of work and any version of NumPy.
+
+cohort.py       the crops of a dataset with their patients, in a scratch database
+plans.py        the kinds of plans: paper, random, kfold, column
+writing.py      adds a plan to a dataset
+parsing.py      plans from the options of a command line
+description.py  plans as text
 """
 
 import hashlib

@@ -10,7 +10,7 @@ from data_tools.splits.plans import PaperPlan
 
 _ALL = "all"
 
-# Section 4.2 of the paper: plan, number of samples in its splits, which are 5-s segments, and why they differ here.
+# Section 5.1 of the paper: plan, number of samples in its splits, which are 5-s segments, and why they differ here.
 _PAPER = (
     (
         "pretrain",

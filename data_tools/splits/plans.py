@@ -1,14 +1,15 @@
 """The kinds of plans: each says, as SQL over the tables of :mod:`data_tools.splits.cohort`, which split a crop is in."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 import duckdb
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from data_tools.labels import read_label_table
 from data_tools.labels.definition import LABEL_COLUMNS
@@ -70,7 +71,7 @@ class PlanOptions(Protocol):
 
 @dataclass(frozen=True)
 class PaperPlan:
-    """The hold-outs and splits of the paper's Section 4.2: plans ``pretrain``, ``diagnosis`` and ``identification``.
+    """The hold-outs and splits of the paper's Section 5.1: plans ``pretrain``, ``diagnosis`` and ``identification``.
 
     Diagnosis: CPSC, CPSC-Extra and Georgia, 8:1:1. Identification: of the patients of PTB-XL with two or more sessions two
     random sessions, the earlier as gallery and the other as probe, and of each a random 5-s segment. Pre-training uses all
@@ -211,26 +212,8 @@ class ColumnPlan:
         Of patients who share a signal, only the crops in the last of their splits are used.
         """
         del seed
-        table = read_label_table(self.table, "multiclass", [self.column])
-        table.check_keys([dataset], allow_unmatched=True)
-        classes = table.definition.classes
-        splits = np.zeros(len(classes) + 1, np.int8)  # the last is that of crops without a value, -1
-        for number, (split, values) in enumerate(self.values.items(), start=1):
-            for value in values:
-                if value not in classes:
-                    raise PlanError(
-                        f"{self.table}: column '{self.column}' has no value {value} ({split}); it has {', '.join(classes[:20])}"
-                    )
-                if splits[classes.index(value)]:
-                    raise PlanError(f"{self.table}: value {value} of column '{self.column}' cannot be in two splits")
-                splits[classes.index(value)] = number
-        numbers = [
-            splits[table.label(samples).values]
-            for split in dataset.splits
-            for samples in dataset.iterate_samples(split, LABEL_COLUMNS)
-        ]
-        numbers_by_row = np.concatenate(numbers)
-        database.register("values", pa.table({"row": np.arange(len(numbers_by_row)), "number": numbers_by_row}))
+        numbers = self._number_rows(dataset)
+        database.register("values", pa.table({"row": np.arange(len(numbers)), "number": numbers}))
         database.execute("""
             CREATE TABLE numbered AS SELECT row, person, patient, number FROM crops JOIN "values" USING (row) WHERE number > 0
         """)
@@ -249,6 +232,24 @@ class ColumnPlan:
         used = "(SELECT number FROM numbered JOIN last USING (person, number) WHERE numbered.row = crops.row)"
         split = f"coalesce({list(self.values)}[{used}], '')"
         return [Column(self.name, tuple(self.values), split, self.hold_out)]
+
+    def _number_rows(self, dataset: Dataset) -> NDArray[np.int8]:
+        """Returns the number of each crop's split, from 1; 0: none."""
+        table = read_label_table(self.table, "multiclass", [self.column])
+        table.check_keys([dataset], allow_unmatched=True)
+        classes = table.definition.classes
+        numbers = np.zeros(len(classes) + 1, np.int8)  # the last is that of crops without a value, -1
+        for number, (split, values) in enumerate(self.values.items(), start=1):
+            for value in values:
+                if value not in classes:
+                    raise PlanError(
+                        f"{self.table}: column '{self.column}' has no value {value} ({split}); it has {', '.join(classes[:20])}"
+                    )
+                if numbers[classes.index(value)]:
+                    raise PlanError(f"{self.table}: value {value} of column '{self.column}' cannot be in two splits")
+                numbers[classes.index(value)] = number
+        rows = itertools.chain.from_iterable(dataset.iterate_samples(split, LABEL_COLUMNS) for split in dataset.splits)
+        return np.concatenate([numbers[table.label(samples).values] for samples in rows])
 
 
 def _where(condition: str, expression: str) -> str:
@@ -271,16 +272,16 @@ def _cut(
         PlanError: there are too few persons for a part.
     """
     hashed = f"md5_number_lower(concat_ws(chr(0), {seed}, '{purpose}', person))"
-    persons = f"SELECT DISTINCT person, {hashed} AS hash FROM crops WHERE {condition}"  # noqa: S608
-    ((num_persons,),) = database.execute(f"SELECT count(*) FROM ({persons})").fetchall()  # noqa: S608
+    database.execute(f"CREATE OR REPLACE TABLE hashes AS SELECT DISTINCT {hashed} AS hash FROM crops WHERE {condition}")  # noqa: S608
+    ((num_persons,),) = database.execute("SELECT count(*) FROM hashes").fetchall()
     num_parts = len(fractions)
     if num_persons < num_parts:
         raise PlanError(f"{purpose} needs {num_parts} or more {whose} for {', '.join(fractions)}, but there are {num_persons}")
     expression = "CASE"
-    for number, (name, share) in enumerate(zip(fractions, accumulate(fractions.values()), strict=True), start=1):
+    for number, (name, share) in enumerate(zip(fractions, itertools.accumulate(fractions.values()), strict=True), start=1):
         # No part is empty.
         stop = min(max(round(share * num_persons), number), num_persons - num_parts + number)
-        limit = database.execute(f"SELECT hash FROM ({persons}) ORDER BY hash LIMIT 1 OFFSET ?", [stop]).fetchall()  # noqa: S608
+        limit = database.execute("SELECT hash FROM hashes ORDER BY hash LIMIT 1 OFFSET ?", [stop]).fetchall()
         expression += f" WHEN {hashed} < {limit[0][0]} THEN '{name}'" if limit else f" ELSE '{name}'"
     return f"{expression} END"
 

@@ -104,8 +104,8 @@ def test_rows_that_agree_count_once(tmp_path: Path) -> None:
     ("text", "kind", "columns", "message"),
     [
         ("recording,x\n8,1\n", "binary", ["y"], "no column 'y'; known: recording, x"),
-        ("name,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
-        ("source,x\n8,1\n", "binary", ["x"], "no column 'key' or 'recording'"),
+        ("name,x\n8,1\n", "binary", ["x"], "no column 'key', 'recording' or 'ecg_id'"),
+        ("source,x\n8,1\n", "binary", ["x"], "no column 'key', 'recording' or 'ecg_id'"),
         ("recording,x\n8,1\n", "binary", [], "expected one or more distinct columns of labels"),
         ("recording,x,y\n8,1,1\n", "binary", ["x", "y"], "labels of kind 'binary' need exactly one column, got x, y"),
         ("recording,x\n8,1\n9,2\n", "binary", ["x"], "column 'x' of kind 'binary' must contain only 0 and 1, got 2"),

@@ -79,7 +79,11 @@ def write_new(folder: Path, **changes: Any) -> dict[str, Tensor]:
 
 
 def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
-    check_model(tmp_path, write_new(tmp_path / "step-00000007"))
+    origin = {"dataset": "abc", "plan": "pretrain", "split": "train", "crops": "def"}
+    check_model(tmp_path, write_new(tmp_path / "step-00000007", loader={"fingerprint": "def", "samples": origin, "cursor": 28}))
+    provenance = load(tmp_path / "model").config.provenance
+    assert find_pretraining_set(provenance) == PretrainingSet.model_validate(origin)
+    assert find_pretraining_set({}) is None
 
 
 @OLD
