@@ -61,16 +61,6 @@ def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_va
     axes.text(end - 2, bottom + height - 2, text, fontsize=8, color=paper.INK, ha="right", va="top", zorder=4)
 
 
-def check_shape(signal_uv: NDArray[np.int16]) -> None:
-    """Checks the shape of a crop.
-
-    Raises:
-        ValueError: the shape is not [12, 5000].
-    """
-    if signal_uv.shape != (len(LEADS), CROP_SAMPLES):
-        raise ValueError(f"a crop has shape ({len(LEADS)}, {CROP_SAMPLES}), got {signal_uv.shape}")
-
-
 def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Figure:
     """Draws a crop on ECG paper.
 
@@ -81,11 +71,8 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Fi
 
     Returns:
         A figure in true size with a row per lead, 25 mm/s, 10 mm/mV.
-
-    Raises:
-        ValueError: the signal has another shape.
     """
-    check_shape(signal_uv)
+    assert signal_uv.shape == (len(LEADS), CROP_SAMPLES), signal_uv.shape
     missing = missing_leads(metadata)
     num_valid: int = metadata["num_valid_samples"]
     signal = signal_uv / 1000
@@ -115,6 +102,6 @@ def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Pa
     """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
-        ValueError: the shape or the suffix is wrong, or the file cannot be written.
+        ValueError: the suffix is unknown, or the file cannot be written.
     """
     paper.save_figure(crop_figure(signal_uv, metadata), out)

@@ -19,8 +19,8 @@ from data_tools.augmentations.base import Augmentation
 from data_tools.augmentations.chain import AugmentationChain
 from data_tools.leads import LEADS
 from data_tools.plot import ecg_paper as paper
-from data_tools.plot.crop import FOOTER, HEADER, check_shape, draw_footer, draw_header, missing_leads
-from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
+from data_tools.plot.crop import FOOTER, HEADER, draw_footer, draw_header, missing_leads
+from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
 
 _PIXELS_PER_MM = 8
 _COLUMNS = 3
@@ -103,11 +103,8 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], se
 
     Returns:
         Figure: in true size, 25 mm/s, 10 mm/mV; the leads of a row of sheets lie at the same heights.
-
-    Raises:
-        ValueError: the signal has another shape.
     """
-    check_shape(signal_uv)
+    assert signal_uv.shape == (len(LEADS), CROP_SAMPLES), signal_uv.shape
     panels = make_panels(signal_uv[:, :SEGMENT_SAMPLES], seed)
     missing = missing_leads(metadata)
     traces = zip(LEADS, panels[0].signal, strict=True)
@@ -133,6 +130,6 @@ def plot_gallery(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], seed
     """Draws the gallery into a file; see :func:`gallery_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
-        ValueError: the signal has another shape, the suffix is unknown, or the file cannot be written.
+        ValueError: the suffix is unknown, or the file cannot be written.
     """
     paper.save_figure(gallery_figure(signal_uv, metadata, seed), out)

@@ -165,7 +165,8 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
         elsewhere = [place for place in _all_keys(config_class, values) if place.rpartition(".")[2] == key]
         if elsewhere:
             return f"no such key; did you mean '{elsewhere[0]}'?"
-        return f"no such key{_suggest(key, _fields(config_class, mistake['loc'][:-1]), parent)}"
+        known = [name for section in _candidates(config_class, mistake["loc"][:-1])[:1] for name in section.model_fields]
+        return f"no such key{_suggest(key, known, parent)}"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         known = [str(choice.model_fields["name"].default) for choice in _candidates(config_class, mistake["loc"])]
         if kind == "union_tag_not_found":
@@ -196,10 +197,6 @@ def _candidates(model: type[Options], location: Sequence[int | str]) -> list[typ
         elif not isinstance(part, int):
             candidates = [nested for field in fields for nested in _option_classes(field.annotation)]
     return candidates
-
-
-def _fields(model: type[Options], location: Sequence[int | str]) -> list[str]:
-    return [name for kind in _candidates(model, location)[:1] for name in kind.model_fields]
 
 
 def _all_keys(model: type[Options], values: Any, prefix: str = "") -> Iterator[str]:

@@ -26,7 +26,7 @@ class TorchLoader(Loader):
 
     def __init__(self, setup: LoaderSetup) -> None:
         super().__init__(setup)
-        if setup.device.type == "cpu" and not setup.transform.only_scales:
+        if setup.device.type == "cpu" and not setup.transform.augmentations.only_scales:
             keep_freed_memory()
         self._source = _Source(setup)
         self._batches = setup.prefetch_batches(self._source.load)

@@ -62,16 +62,11 @@ class Transform:
     """
 
     def __init__(self, augmentations: AugmentationChain, num_leads: int, *, seed: int, pair: SegmentPair = "adjacent") -> None:
-        self._augmentations = augmentations
+        self.augmentations = augmentations
         self._pair = pair
         self._pair_key = fold_key([seed, "segment pair"])
         self._num_leads = num_leads
         self.num_segments = num_segments(pair)
-
-    @property
-    def only_scales(self) -> bool:
-        """Whether a product with a number per lead is all that is done."""
-        return self._augmentations.only_scales
 
     def output_shape(self, num_crops: int) -> tuple[int, int, int, int]:
         """The shape [N, I, C, T] of a transformed batch."""
@@ -95,7 +90,7 @@ class Transform:
             words, _ = draw_words(self._pair_key, positions, 1)
             halves = (words[:, 0] >> np.uint32(31)).astype(np.int32)
         by_segment = None if halves is None else halves[:, None].repeat(self.num_segments, axis=0)
-        return Draws(by_segment, *self._augmentations.draw(segments))
+        return Draws(by_segment, *self.augmentations.draw(segments))
 
     def apply(self, signals: npt.NDArray[np.int16], draws: Draws, out: npt.NDArray[np.float32]) -> None:
         """The transform on the CPU, in the calling thread.
@@ -109,14 +104,14 @@ class Transform:
         if draws.halves is not None:
             by_half = by_half[np.arange(len(signals)), draws.halves[:: self.num_segments, 0], None]
         gain = draws.gain.reshape(len(out), self.num_segments, self._num_leads, 1)
-        step = max(1, len(out)) if self.only_scales else _NUM_CROPS_AT_A_TIME
+        step = max(1, len(out)) if self.augmentations.only_scales else _NUM_CROPS_AT_A_TIME
         for first in range(0, len(out), step):
             few = slice(first, first + step)
             cpu_kernels.scale(by_half[few], gain[few], out[few])
             own = slice(self.num_segments * few.start, self.num_segments * few.stop)
             stages = [stage.map(operator.itemgetter(own)) for stage in draws.stages]
             segments = out[few].reshape(-1, self._num_leads, SEGMENT_SAMPLES)
-            augmented = self._augmentations.apply(NUMPY_OPS, segments, stages)
+            augmented = self.augmentations.apply(NUMPY_OPS, segments, stages)
             if augmented is not segments:
                 segments[...] = augmented
 
@@ -137,7 +132,7 @@ class Transform:
             by_half = by_half[crops, on_device.halves[:: self.num_segments, 0], None]
         out = torch.empty(self.output_shape(len(signals)), device=signals.device).copy_(by_half)
         segments = out.flatten(0, 1).mul_(on_device.gain)
-        augmented: Tensor = self._augmentations.apply(TORCH_OPS, segments, on_device.stages)
+        augmented: Tensor = self.augmentations.apply(TORCH_OPS, segments, on_device.stages)
         return augmented.view(out.shape)
 
     def define_dali(self, signals: Any, draws: Draws) -> Any:
@@ -155,7 +150,7 @@ class Transform:
         if draws.halves is not None:
             by_lead = fn.slice(by_lead, start=draws.halves[0], shape=[1], axes=[1])
         segments = fn.transpose(by_lead, perm=[1, 0, 2]) * draws.gain
-        return self._augmentations.apply(make_dali_ops(), segments, draws.stages)
+        return self.augmentations.apply(make_dali_ops(), segments, draws.stages)
 
 
 def as_tensor(table: npt.NDArray[Any]) -> Tensor:

@@ -37,6 +37,7 @@ from engine.training.optimizer import split_parameters
 
 _MODEL_FILE = "deepspeed/mp_rank_00_model_states.pt"
 _SHAPES_FILE = "deepspeed/zero_pp_rank_0_mp_rank_00_model_states.pt"
+_OPTIMIZER_FILE = "deepspeed/zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 _FILES = TypeAdapter(dict[str, FileDescription])
 # Version 1 knew no score but the validation loss.
 _RENAMED_SINCE_1 = {"valid_loss": "score", "best_valid_loss": "best_score"}
@@ -209,15 +210,11 @@ def _file_names(info: CheckpointInfo) -> Iterator[str]:
     """Yields the files that the checkpoint consists of."""
     yield _SHAPES_FILE if info.zero_stage == 3 else _MODEL_FILE
     for rank in range(info.world_size if info.zero_stage else 0):
-        yield _optimizer_file(rank)
-
-
-def _optimizer_file(rank: int) -> str:
-    return f"deepspeed/zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
+        yield _OPTIMIZER_FILE.format(rank)
 
 
 def _optimizer_states(path: Path, info: CheckpointInfo) -> list[Mapping[str, Any]]:
-    files = [path / _optimizer_file(rank) for rank in range(info.world_size)]
+    files = [path / _OPTIMIZER_FILE.format(rank) for rank in range(info.world_size)]
     return [read_torch_file(file, _DEEPSPEED_OBJECTS)["optimizer_state_dict"] for file in files]
 
 

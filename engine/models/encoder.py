@@ -5,7 +5,7 @@ The order of operations is that of wav2vec 2.0 and the paper's official code. Al
 Legend: B segments, C leads, T samples at the input and tokens after the feature encoder, F feature channels, D width.
 """
 
-from typing import NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 from pydantic import Field, model_validator
 from torch import Tensor, is_grad_enabled, nn
@@ -154,16 +154,11 @@ class Encoder(nn.Module):
         if mask is not None:
             x = self.mask_embedding(x, mask)
         x = self.context_dropout(self.context_norm(self.positional_convolution(x)))
+        recomputes = self.activation_checkpointing and is_grad_enabled()
         for block in self.blocks:
-            x = self._run(block, x)
+            # PyTorch restores its generators for the second run, so that the same values are dropped.
+            x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
         return EncoderOutput(context=x, features=features, latents=self.feature_dropout(normed))
-
-    def _run(self, block: nn.Module, x: Tensor) -> Tensor:
-        """Runs a block; with activation checkpointing only its input is kept, and it runs again in the backward pass."""
-        if not (self.activation_checkpointing and is_grad_enabled()):
-            return cast("Tensor", block(x))
-        # PyTorch restores its generators for the second run, so that the same values are dropped.
-        return cast("Tensor", checkpoint(block, x, use_reentrant=False))
 
 
 def flops_per_segment(options: EncoderOptions, num_leads: int, num_samples: int) -> float:

@@ -183,9 +183,3 @@ def test_a_failed_write_keeps_the_old_picture(
         plot_crop(signal, METADATA, tmp_path / "crop.png")
     assert [path.name for path in tmp_path.iterdir()] == ["crop.png"]
     assert (tmp_path / "crop.png").read_bytes() == b"old"
-
-
-@pytest.mark.parametrize("shape", [(12, 2500), (8, 5000), (5000, 12)])
-def test_another_shape_is_refused(tmp_path: Path, shape: tuple[int, int]) -> None:
-    with pytest.raises(ValueError, match=r"a crop has shape \(12, 5000\)"):
-        plot_crop(np.zeros(shape, np.int16), METADATA, tmp_path / "crop.png")
