@@ -5,6 +5,7 @@
 #   make pretrain                    quickstart: trains a tiny model on a simulated cohort, a few minutes on two CPU cores
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
+#   make test-cluster                runs pre-training on two hosts, network namespaces on this machine; needs root
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
 #   make messages                    lists every message that users can see, for proofreading
 
@@ -12,7 +13,7 @@ PYTHON ?= python3
 VENV ?= .venv
 DATA ?=
 
-.PHONY: help setup pretrain test lint bench messages
+.PHONY: help setup pretrain test test-cluster lint bench messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -50,6 +51,9 @@ endif
 
 test: $(INSTALLED)
 	python -m pytest
+
+test-cluster: $(INSTALLED)
+	python -m pytest -m cluster tests/cluster
 
 lint: $(INSTALLED)
 	ruff check .
