@@ -292,18 +292,24 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
     command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
+    command.add_argument("--predictions", metavar="FILE", type=Path, help="print the predictions of engine/predict.py on it")
 
 
 def _plot(options: argparse.Namespace) -> int:
     from data_tools.plot.crop import plot_crop
     from data_tools.plot.gallery import plot_gallery
+    from data_tools.plot.predictions import describe_prediction
     from data_tools.shards.dataset import Dataset
 
     if options.seed is not None and not options.augment:
         raise ValueError("--seed applies only with --augment; add --augment or drop --seed")
     if options.seed is not None and options.seed < 0:
         raise ValueError(f"--seed must be 0 or more, got {options.seed}")
+    if options.predictions is not None and options.augment:
+        raise ValueError("--predictions does not apply with --augment; drop one of them")
     signal, metadata = Dataset.open(options.dataset).read_crop(options.key)
+    if options.predictions is not None:
+        metadata["prediction"] = describe_prediction(options.predictions, metadata["source"], metadata["recording"])
     if options.augment:
         plot_gallery(signal, metadata, options.seed or 0, options.out)
     else:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from tiny_model import tiny_encoder_options
 
+from data_tools.labels import LabelDefinition
 from data_tools.leads import LEADS
-from engine.models import Encoder, ModelConfig, save
+from engine.models import ClassificationHead, Encoder, ModelConfig, save
 
 
 def save_tiny_encoder(folder: Path, **config: Any) -> Path:
@@ -18,5 +19,21 @@ def save_tiny_encoder(folder: Path, **config: Any) -> Path:
         encoder = Encoder(options, len(config.get("leads", LEADS)))
     content = {"kind": "encoder", "encoder": options.model_dump()} | config
     tensors = {f"encoder.{name}": value for name, value in encoder.state_dict().items()}
+    save(folder, ModelConfig.model_validate(content), tensors)
+    return folder
+
+
+def save_tiny_classifier(folder: Path, definition: LabelDefinition | None = None, **config: Any) -> Path:
+    """Saves a tiny classifier with random weights; without a definition it has the labels x and y, like a converted model."""
+    names = definition.classes if definition else ("x", "y")
+    options = tiny_encoder_options()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.pop("seed", 0))
+        modules = {
+            "encoder": Encoder(options, len(config.get("leads", LEADS))),
+            "head": ClassificationHead(options.width, len(names)),
+        }
+    content = {"kind": "classifier", "encoder": options.model_dump(), "labels": names, "label_definition": definition} | config
+    tensors = {f"{prefix}.{name}": value for prefix, module in modules.items() for name, value in module.state_dict().items()}
     save(folder, ModelConfig.model_validate(content), tensors)
     return folder

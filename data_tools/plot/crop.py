@@ -19,6 +19,7 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 PIXELS_PER_MM = 10
 HEADER = 17.0  # above the paper
 FOOTER = 6.0  # below it
+_PREDICTION = 5.0  # a further line of the header
 
 _TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
 _LABELS_WIDTH = 140  # characters that fit into the line
@@ -32,7 +33,7 @@ def missing_leads(metadata: Mapping[str, Any]) -> set[str]:
 
 
 def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]) -> None:
-    """Draws recording, patient and labels."""
+    """Draws recording, patient, labels and prediction."""
     name = f"{metadata['source']} / {metadata['recording']}"
     if metadata["start"]:
         name += f", from {metadata['start'] / SAMPLING_RATE:g} s"
@@ -44,6 +45,8 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
     axes.text(left, top - 5.5, person, fontsize=9, **style)
     labels = textwrap.shorten(", ".join(names) or "no labels", _LABELS_WIDTH, placeholder=" ...")
     axes.text(left, top - 10.5, labels, fontsize=9, **style)
+    prediction = textwrap.shorten(str(metadata.get("prediction", "")), _LABELS_WIDTH, placeholder=" ...")
+    axes.text(left, top - 15.5, prediction, fontsize=9, **style)
 
 
 def draw_footer(axes: Axes, metadata: Mapping[str, Any], more: str = "") -> None:
@@ -67,7 +70,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Fi
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
         metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not among ``leads`` are marked as
-            missing; what comes after ``num_valid_samples`` is shaded as padding.
+            missing; what comes after ``num_valid_samples`` is shaded as padding. A ``prediction`` is a further line of text.
 
     Returns:
         A figure in true size with a row per lead, 25 mm/s, 10 mm/mV.
@@ -78,7 +81,8 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Fi
     signal = signal_uv / 1000
     down = paper.baselines(signal)
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
-    height = sheet_height + HEADER + FOOTER + 2 * paper.MARGIN
+    header = HEADER + (_PREDICTION if "prediction" in metadata else 0.0)
+    height = sheet_height + header + FOOTER + 2 * paper.MARGIN
     bottom = paper.MARGIN + FOOTER
     figure, axes = paper.new_page(sheet_width + 2 * paper.MARGIN, height, PIXELS_PER_MM)
     sheet = paper.draw_sheet(axes, paper.MARGIN, bottom, sheet_width, sheet_height)

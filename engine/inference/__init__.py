@@ -1,12 +1,13 @@
-"""Embedding recordings with a trained model.
+"""Applying trained models to recordings: embeddings and predictions.
 
 inputs.py       crops of a dataset, or of any folder of WFDB recordings
-embedder.py     crops -> embeddings of their segments
+crop_models.py  crops -> embeddings or predictions of their segments
 store.py        embeddings on disk, and the output file sorted by key
-run.py          embeds an input into a file
+predictions.py  predictions on disk, and the output table of recordings
+run.py          embeds or predicts an input into a file
 """
 
-from engine.inference.embedder import Embedder
-from engine.inference.run import check_output, embed_input
+from engine.inference.crop_models import CropModel, Embedder, Predictor
+from engine.inference.run import Runner, Summary, embed_input, predict_input
 
-__all__ = ["Embedder", "check_output", "embed_input"]
+__all__ = ["CropModel", "Embedder", "Predictor", "Runner", "Summary", "embed_input", "predict_input"]

@@ -1,14 +1,16 @@
-"""Inputs to embed: the crops of a dataset, or of a folder of WFDB recordings, cut as `ecg-data build` cuts them.
+"""Inputs: the crops of a dataset, or of a folder of WFDB recordings, cut as `ecg-data build` cuts them.
 
 So a recording has the same keys and embeddings whether it is read directly or from a dataset.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from data_tools.build.crops import SkipReasons, crop_key, usable_crops
@@ -21,7 +23,7 @@ from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
 from engine.options import UserError
 
-_COLUMNS = ("key", "shard", "offset", "num_valid_samples", "leads")
+COLUMNS = ("key", "source", "recording", "shard", "offset", "num_valid_samples", "leads")
 _CROPS_PER_UNIT = 16
 _LISTING_FILE = "recordings.sqlite"
 # This source reads any folder of WFDB recordings.
@@ -34,12 +36,16 @@ class Crop:
 
     Attributes:
         key: unique key.
+        source: corpus of the recording.
+        recording: name of the recording, unique in the source.
         signal: int16 [12, 5000] in uV at 500 Hz, in the order of LEADS; missing leads are zero.
         num_valid_samples: number of samples before the padding.
         leads: names of the recorded leads.
     """
 
     key: str
+    source: str
+    recording: str
     signal: NDArray[np.int16]
     num_valid_samples: int
     leads: tuple[str, ...]
@@ -47,7 +53,7 @@ class Crop:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A recording, or part of one, that could not be embedded: where, and why."""
+    """A recording, or part of one, that could not be used: where, and why."""
 
     where: str
     reason: str
@@ -102,12 +108,22 @@ def _open_dataset(path: Path, split: str | None) -> Input:
     total = sum(dataset.manifest.counts[name].crops for name in splits)
     if not total:
         raise DatasetError(f"{path}: no crops in split {', '.join(splits)}")
+    return crops_of(path, total, lambda: chain.from_iterable(dataset.iterate_samples(name, COLUMNS) for name in splits))
+
+
+def crops_of(path: Path, total: int, tables: Callable[[], Iterable[pa.Table]]) -> Input:
+    """Returns the input that consists of some crops of a dataset.
+
+    Args:
+        path: folder of the dataset.
+        total: number of crops.
+        tables: returns their rows of samples.parquet, with COLUMNS, in parts.
+    """
 
     def parts() -> Iterator[list[dict[str, Any]]]:
-        for name in splits:
-            for table in dataset.iterate_samples(name, _COLUMNS):
-                for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
-                    yield batch.to_pylist()
+        for table in tables():
+            for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
+                yield batch.to_pylist()
 
     def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | None]:
         for row in rows:
@@ -118,7 +134,8 @@ def _open_dataset(path: Path, split: str | None) -> Input:
                 raise DatasetError(f"{shard}: {error.strerror}: run `ecg-data verify {path}`") from None
             except ValueError as error:
                 raise DatasetError(f"{error}: run `ecg-data verify {path}`") from None
-            yield Crop(row["key"], signal, row["num_valid_samples"], tuple(row["leads"]))
+            place = row["key"], row["source"], row["recording"]
+            yield Crop(*place, signal, row["num_valid_samples"], tuple(row["leads"]))
             yield None
 
     return Input(total, "crop", parts, read, close=lambda: None)
@@ -142,7 +159,8 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
             skip_reasons, num_crops = SkipReasons(), 0
             for recording, crop in usable_crops(source, part, skip_reasons):
                 num_crops += 1
-                yield Crop(crop_key(recording, crop), crop.signal, crop.num_valid_samples, recording.leads)
+                place = crop_key(recording, crop), recording.source, recording.name
+                yield Crop(*place, crop.signal, crop.num_valid_samples, recording.leads)
             for reason in skip_reasons.reasons(num_crops):
                 yield Skipped(printable(part.location), reason)
         yield None

@@ -1,4 +1,4 @@
-"""Embeds an input into a file."""
+"""Applies a model to a whole input, and embeds or predicts into a file."""
 
 import tempfile
 from collections import Counter
@@ -7,58 +7,113 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
 from tqdm import tqdm
 
-from engine.inference.embedder import Embedder
+from engine.inference.crop_models import CropModel, Embedder, Predictor
 from engine.inference.inputs import Crop, Input, Skipped, open_input
+from engine.inference.predictions import PredictionStore
 from engine.inference.store import EmbeddingStore
 from engine.options import UserError
 from engine.prefetch import prefetch
 
-_SUFFIX = ".npz"
+EMBEDDING_SUFFIXES = (".npz",)
+PREDICTION_SUFFIXES = (".parquet", ".csv")
 
 
 @dataclass
 class Summary:
-    """Counts of what was embedded.
+    """Counts of what a model was applied to.
 
     Attributes:
-        num_crops: embedded crops.
+        num_crops: crops.
         num_segments: complete segments in these crops.
-        num_skipped: recordings, or parts of them, that could not be embedded.
+        num_recordings: recordings in the output of :func:`predict_input`.
+        num_skipped: recordings, or parts of them, that could not be used.
         missing_leads: number of crops by the leads in use that they lack; these were zeros.
     """
 
     num_crops: int = 0
     num_segments: int = 0
+    num_recordings: int = 0
     num_skipped: int = 0
     missing_leads: Counter[tuple[str, ...]] = field(default_factory=Counter)
 
 
-def embed_input(
-    embedder: Embedder,
-    path: Path,
-    out: Path,
-    *,
-    split: str | None = None,
-    batch_size: int = 32,
-    num_threads: int = 2,
-    report: Callable[[str], None],
-) -> Summary:
+@dataclass(frozen=True)
+class Runner:
+    """How models are applied.
+
+    Attributes:
+        batch_size: crops per batch; results depend on it only by rounding.
+        num_threads: number of reading threads; results do not depend on it.
+        report: called with a line for each thing that cannot be used, while the progress bar is shown.
+    """
+
+    batch_size: int
+    num_threads: int
+    report: Callable[[str], None]
+
+    def apply(
+        self, model: CropModel, source: Input, summary: Summary, description: str
+    ) -> Iterator[tuple[list[Crop], NDArray[np.float32], NDArray[np.int64]]]:
+        """Yields batches of crops in the order of the input, with the model's values and numbers of segments.
+
+        What cannot be read is skipped, reported and counted in ``summary``.
+        """
+        batch: list[Crop] = []
+
+        def apply_to_batch() -> Iterator[tuple[list[Crop], NDArray[np.float32], NDArray[np.int64]]]:
+            if batch:
+                values, num_segments = model(batch)
+                summary.num_crops += len(batch)
+                summary.num_segments += int(num_segments.sum())
+                yield list(batch), values, num_segments
+                batch.clear()
+
+        items = prefetch(source.parts(), source.read, num_threads=self.num_threads)
+        with closing(items), tqdm(total=source.total, desc=description, unit=source.unit, disable=None) as bar:
+            for item in items:
+                if item is None:
+                    bar.update()
+                elif isinstance(item, Skipped):
+                    self.skip(summary, item.where, item.reason)
+                elif self._has_leads(model, item, summary):
+                    batch.append(item)
+                    if len(batch) == self.batch_size:
+                        yield from apply_to_batch()
+            yield from apply_to_batch()
+
+    def skip(self, summary: Summary, where: str, reason: str) -> None:
+        """Counts and reports what cannot be used."""
+        summary.num_skipped += 1
+        with tqdm.external_write_mode():
+            self.report(f"{where}: {reason}")
+
+    def _has_leads(self, model: CropModel, crop: Crop, summary: Summary) -> bool:
+        """Returns whether a crop has one of the leads in use, and counts it if it does not have all."""
+        missing = tuple(lead for lead in model.leads if lead not in crop.leads)
+        if len(missing) == len(model.leads):
+            self.skip(summary, crop.key, f"has none of the leads {', '.join(missing)}")
+            return False
+        if missing:
+            summary.missing_leads[missing] += 1
+        return True
+
+
+def embed_input(embedder: Embedder, path: Path, out: Path, runner: Runner, *, split: str | None = None) -> Summary:
     """Embeds every crop of a dataset or of a folder of WFDB recordings.
 
-    What cannot be read is skipped and reported; the rest is written. Memory does not grow with the number of crops. The result
-    does not depend on ``num_threads``, and on ``batch_size`` only by rounding.
+    What cannot be read is skipped and reported; the rest is written. Memory does not grow with the number of crops.
 
     Args:
         embedder: the model.
         path: the folder.
         out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Temporary files of
             about its size are kept beside it meanwhile.
+        runner: how the model is applied.
         split: split of a dataset; None: all splits.
-        batch_size: crops per batch.
-        num_threads: number of reading threads.
-        report: called at the end with a line for each thing that could not be embedded.
 
     Raises:
         UserError: the input or output cannot be used, or nothing could be embedded.
@@ -66,29 +121,49 @@ def embed_input(
         ValueError: the folder contains no recordings.
         OSError: a file cannot be written.
     """
-    check_output(out)
+    check_output(out, EMBEDDING_SUFFIXES)
+    summary = Summary()
     with (
         _scratch_folder(out) as scratch,
         closing(open_input(path, split, scratch)) as source,
         closing(EmbeddingStore(scratch, embedder.num_segments, embedder.width)) as store,
     ):
-        summary = _fill(store, embedder, source, batch_size, num_threads)
-        for where, reason in store.skipped():
-            report(f"{where}: {reason}")
+        for crops, embeddings, num_segments in runner.apply(embedder, source, summary, "embedding"):
+            store.add([crop.key for crop in crops], embeddings, num_segments)
         if not len(store):
             raise UserError(f"{path}: none of the recordings could be embedded (listed above); {out} was not written")
         store.write(out)
     return summary
 
 
-def check_output(out: Path) -> None:
+def predict_input(predictor: Predictor, path: Path, out: Path, runner: Runner, *, split: str | None = None) -> Summary:
+    """Predicts the labels of every recording of a dataset or of a folder of WFDB recordings.
+
+    Arguments and errors as for :func:`embed_input`; ``out`` is a .parquet or .csv file, see
+    :meth:`engine.inference.predictions.PredictionStore.write`.
+    """
+    check_output(out, PREDICTION_SUFFIXES)
+    summary = Summary()
+    with _scratch_folder(out) as scratch, closing(open_input(path, split, scratch)) as source:
+        with PredictionStore(scratch, predictor.definition) as store:
+            for crops, predictions, num_segments in runner.apply(predictor, source, summary, "predicting"):
+                store.add(crops, predictions, num_segments)
+        if not summary.num_segments:
+            raise UserError(f"{path}: none of the recordings could be predicted (listed above); {out} was not written")
+        summary.num_recordings, too_short = store.write(out)
+        for recording in too_short:
+            runner.skip(summary, recording, "shorter than a segment of the model")
+    return summary
+
+
+def check_output(out: Path, suffixes: tuple[str, ...]) -> None:
     """Checks, before any work is done, that a file can be written.
 
     Raises:
-        UserError: the suffix is not .npz, the path is a folder, or its parent does not exist.
+        UserError: the suffix is another one, the path is a folder, or its parent does not exist.
     """
-    if out.suffix != _SUFFIX:
-        raise UserError(f"{out}: the file name must end in {_SUFFIX}")
+    if out.suffix not in suffixes:
+        raise UserError(f"{out}: the file name must end in {' or '.join(suffixes)}")
     if out.is_dir():
         raise UserError(f"{out}: is a folder: name a file")
     if not out.parent.is_dir():
@@ -104,44 +179,3 @@ def _scratch_folder(out: Path) -> Iterator[Path]:
         raise UserError(f"{out.parent}: cannot be written to ({error.strerror}): write elsewhere") from None
     with folder as name:
         yield Path(name)
-
-
-def _fill(store: EmbeddingStore, embedder: Embedder, source: Input, batch_size: int, num_threads: int) -> Summary:
-    """Embeds the whole input into the store."""
-    summary = Summary()
-    batch: list[Crop] = []
-
-    def embed_batch() -> None:
-        if batch:
-            embeddings, num_segments = embedder(batch)
-            store.add([crop.key for crop in batch], embeddings, num_segments)
-            summary.num_crops += len(batch)
-            summary.num_segments += int(num_segments.sum())
-            batch.clear()
-
-    def skip(where: str, reason: str) -> None:
-        store.add_skipped(where, reason)
-        summary.num_skipped += 1
-
-    def add(crop: Crop) -> None:
-        missing = tuple(lead for lead in embedder.leads if lead not in crop.leads)
-        if len(missing) == len(embedder.leads):
-            skip(crop.key, f"has none of the leads {', '.join(missing)}")
-            return
-        if missing:
-            summary.missing_leads[missing] += 1
-        batch.append(crop)
-        if len(batch) == batch_size:
-            embed_batch()
-
-    items = prefetch(source.parts(), source.read, num_threads=num_threads)
-    with closing(items), tqdm(total=source.total, desc="embedding", unit=source.unit, disable=None) as bar:
-        for item in items:
-            if isinstance(item, Crop):
-                add(item)
-            elif isinstance(item, Skipped):
-                skip(item.where, item.reason)
-            else:
-                bar.update()
-        embed_batch()
-    return summary

@@ -21,7 +21,7 @@ _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
 
 
 class EmbeddingStore:
-    """Embeddings of crops by key, and what could not be embedded.
+    """Embeddings of crops by key.
 
     Args:
         folder: folder for temporary files.
@@ -39,7 +39,6 @@ class EmbeddingStore:
         self._database.execute(
             "CREATE TABLE crops (key TEXT PRIMARY KEY, position INTEGER, num_segments INTEGER) WITHOUT ROWID"
         )
-        self._database.execute("CREATE TABLE skipped (location TEXT, reason TEXT)")
         self._num_crops = 0
 
     def close(self) -> None:
@@ -70,14 +69,6 @@ class EmbeddingStore:
             raise ValueError(f"duplicate key among {keys[0]} to {keys[-1]}: keys must be unique") from None
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
         self._num_crops += len(keys)
-
-    def add_skipped(self, where: str, reason: str) -> None:
-        """Records what could not be embedded."""
-        self._database.execute("INSERT INTO skipped VALUES (?, ?)", (where, reason))
-
-    def skipped(self) -> Iterator[tuple[str, str]]:
-        """Yields what could not be embedded, and why, in the order of :meth:`add_skipped`."""
-        yield from self._database.execute("SELECT location, reason FROM skipped ORDER BY rowid")
 
     def write(self, out: Path) -> None:
         """Writes the .npz file atomically.

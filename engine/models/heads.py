@@ -5,6 +5,7 @@ Legend: B segments, T tokens, D width, L labels.
 
 from torch import Tensor, nn
 
+from data_tools.labels import Kind
 from engine.models.layers import Dropout, Linear
 
 
@@ -43,3 +44,15 @@ class ClassificationHead(nn.Module):
         """Context [B, T, D] and its valid tokens, bool [B, T] (``None``: all), -> logits [B, L]."""
         logits: Tensor = self.projection(self.dropout(pool(context, valid)))
         return logits
+
+
+def to_predictions(outputs: Tensor, kind: Kind) -> Tensor:
+    """Outputs of a head [B, L] to probabilities, or to the numbers of a regression: float32 [B, L]."""
+    outputs = outputs.float()
+    match kind:
+        case "regression":
+            return outputs
+        case "multiclass":
+            return outputs.softmax(1)
+        case _:
+            return outputs.sigmoid()

@@ -43,6 +43,8 @@ class ModelConfig(Options):
     """Unit of the input, before normalization."""
     normalization: Normalization = "none"
     """``none``, or ``zscore_per_lead``: each lead minus its mean, divided by its standard deviation."""
+    trained_leads: tuple[str, ...] | None = None
+    """Leads that fine-tuning used, the others being zero; null: all."""
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Names of a classifier's labels, in the order of the logits."""
     label_definition: LabelDefinition | None = None
@@ -67,6 +69,8 @@ class ModelConfig(Options):
         unknown = [name for name in self.leads if canonical_lead(name) != name]
         if unknown or len(set(self.leads)) < len(self.leads):
             raise ValueError(f"leads must be distinct names among {', '.join(LEADS)}, got {', '.join(self.leads)}")
+        if not set(self.trained_leads or ()) <= set(self.leads):
+            raise ValueError("'trained_leads' must be among 'leads'")
         if (self.objective is not None) != (self.kind == "pretraining"):
             raise ValueError("'objective' is required for kind 'pretraining' and not allowed for others")
         if self.objective is not None and not isinstance(self.objective.get("name"), str):
@@ -78,6 +82,12 @@ class ModelConfig(Options):
         if len(set(self.labels or ())) < len(self.labels or ()):
             raise ValueError("'labels' must be distinct")
         return self
+
+    @property
+    def definition(self) -> LabelDefinition:
+        """The meaning of a classifier's outputs; of a model converted from elsewhere independent labels without thresholds."""
+        assert self.labels is not None
+        return self.label_definition or LabelDefinition(name="converted", kind="multilabel", classes=self.labels)
 
     @field_serializer("encoder")
     def _write_encoder(self, encoder: EncoderOptions) -> dict[str, JsonValue]:

@@ -7,6 +7,7 @@
     import engine.models
     model = engine.models.load("DIR")
     embedding = model.embed(segments)    # [B, C, 2500] in mV -> [B, D]
+    probabilities = model.predict(segments)    # of a classifier: [B, L], labels as in model.definition.classes
 
 Legend: B segments, C leads, T samples, D width, L labels.
 """
@@ -23,8 +24,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from data_tools.files import sync, write_text
+from data_tools.labels import LabelDefinition
 from engine.models.encoder import Encoder
-from engine.models.heads import ClassificationHead
+from engine.models.heads import ClassificationHead, to_predictions
 from engine.models.model_card import CARD_FILE, model_card
 from engine.models.model_config import CONFIG_FILE, ModelConfig, read_config
 from engine.models.model_weights import check_tensors, modules_on_meta
@@ -57,6 +59,17 @@ class PretrainedModel(nn.Module):
         self.head = head
         self.objective_weights = dict(objective_weights or {})
         self.eval()
+
+    @property
+    def definition(self) -> LabelDefinition:
+        """Names, kind, codes and thresholds of a classifier's labels, in the order of its outputs.
+
+        Raises:
+            ValueError: the model is not a classifier.
+        """
+        if self.head is None:
+            raise ValueError(f"a model of kind '{self.config.kind}' has no labels; use embed, or fine-tune it")
+        return self.config.definition
 
     def context(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
         """Returns the encoder's output for segments [B, C, T] in mV: [B, T', D], on the model's device.
@@ -105,6 +118,17 @@ class PretrainedModel(nn.Module):
         logits: Tensor = self.head(self.context(segments, is_normalized=is_normalized))
         return logits
 
+    def predict(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
+        """Returns predictions of ``config.labels``, [B, C, T] -> [B, L], without gradient; arguments as in :meth:`context`.
+
+        Probabilities: independent ones of multilabel and binary labels, of multiclass labels with sum 1; or the numbers of a
+        regression, in their own unit.
+
+        Raises:
+            ValueError: the model is not a classifier.
+        """
+        return to_predictions(self.logits(segments, is_normalized=is_normalized), self.definition.kind)
+
 
 def zscore_per_lead(signal: Tensor) -> Tensor:
     """Subtracts each lead's mean and divides by its (population) standard deviation: [..., C, T]; a flat lead becomes zero."""
@@ -136,6 +160,15 @@ def load(folder: Path | str) -> PretrainedModel:
         if module is not None:
             module.load_state_dict(_without_prefix(tensors, prefix), assign=True)
     return PretrainedModel(config, encoder, head, _without_prefix(tensors, "objective."))
+
+
+def with_random_weights(config: ModelConfig, seed: int) -> PretrainedModel:
+    """Returns an encoder of the same architecture, leads and normalization, whose weights are random."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        encoder = Encoder(config.encoder, len(config.leads))
+    what = {"kind": "encoder", "objective": None, "labels": None, "label_definition": None, "provenance": {"random_seed": seed}}
+    return PretrainedModel(config.model_copy(update=what), encoder)
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

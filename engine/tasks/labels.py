@@ -22,11 +22,12 @@ from data_tools.labels import (
     read_label_table,
     read_ptbxl_database,
 )
+from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from engine import evaluation
 from engine.config import FinetuneConfig
 from engine.config.finetune import LabelOptions
-from engine.data import Batch, CropStore, Split
+from engine.data import Batch, CropStore, Split, find_leads
 from engine.models import ClassificationHead, ModelConfig, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
@@ -168,6 +169,7 @@ class LabelTask(FinetuningTask):
             "kind": "classifier",
             "encoder": self.config.model,
             "objective": None,
+            "trained_leads": tuple(LEADS[row] for row in find_leads(self.config.leads)),
             "labels": definition.classes,
             "label_definition": definition,
             "provenance": provenance,

@@ -81,13 +81,6 @@ def test_a_duplicate_key_is_refused(tmp_path: Path) -> None:
             store.add(["b"], np.zeros((1, 1, 1), np.float32), np.array([1]))
 
 
-def test_skipped_recordings_are_in_order(tmp_path: Path) -> None:
-    with closing(EmbeddingStore(tmp_path, 1, 1)) as store:
-        store.add_skipped("b", "NaN")
-        store.add_skipped("a", "flat")
-        assert list(store.skipped()) == [("b", "NaN"), ("a", "flat")]
-
-
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out.npz"
     out.write_bytes(b"old")

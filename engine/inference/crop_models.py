@@ -1,8 +1,9 @@
-"""Crops to embeddings of their segments.
+"""Models applied to crops: embeddings and predictions of their segments.
 
-Legend: N crops, K segments of a crop, C leads of the model, T samples, D width.
+Legend: N crops, K segments of a crop, W values of a segment, B segments, C leads of the model, T samples, T' tokens, D width.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,23 +16,23 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 from engine.device import DTYPES, Precision
 from engine.inference.inputs import Crop
 from engine.models import PretrainedModel
+from engine.models.heads import to_predictions
 from engine.models.pretrained import zscore_per_lead
 from engine.options import UserError
 
 
-class Embedder:
-    """A model that embeds crops.
+class CropModel(ABC):
+    """A model that computes some values of each complete segment of crops.
 
     Args:
         model: the model; it is moved to the device.
-        leads: names of the leads to use; the model's other channels are zero. None: all leads of the model.
+        leads: names of the leads to use; the model's other channels are zero. None: those it was fine-tuned with.
         device: device to compute on.
         precision: arithmetic of the encoder.
 
     Attributes:
         leads: names of the leads in use.
         num_segments: K.
-        width: D.
 
     Raises:
         UserError: the model lacks a lead, or has another sampling rate or segments longer than a crop.
@@ -54,9 +55,8 @@ class Embedder:
         unknown = [lead for lead in leads or () if lead not in config.leads]
         if unknown:
             raise UserError(f"the model has no lead {', '.join(unknown)}: choose from {', '.join(config.leads)}")
-        self.leads = tuple(config.leads if leads is None else leads)
+        self.leads = tuple(leads or config.trained_leads or config.leads)
         self.num_segments = CROP_SAMPLES // config.segment_samples
-        self.width = config.encoder.width
         self._model = model.to(device).eval()
         self._device = torch.device(device)
         self._dtype = DTYPES[precision]
@@ -65,7 +65,7 @@ class Embedder:
 
     @torch.no_grad()
     def __call__(self, crops: Sequence[Crop]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Embeds crops.
+        """Computes the values of the segments of crops.
 
         The model's normalization is applied over the valid samples of each crop: for a recording of 10 s over all of it, as in
         the training of models with z-scores.
@@ -74,8 +74,7 @@ class Embedder:
             crops: N crops.
 
         Returns:
-            Embeddings [N, K, D], the mean of the encoder's context over time, with NaN for incomplete segments; and the number
-            of complete segments [N].
+            Values [N, K, W], NaN for incomplete segments; and the number of complete segments [N].
         """
         segment_samples = self._model.config.segment_samples
         num_segments = np.array([crop.num_valid_samples // segment_samples for crop in crops], dtype=np.int64)
@@ -88,13 +87,62 @@ class Embedder:
         used = signals[..., : self.num_segments * segment_samples]
         segments = used.unflatten(-1, (self.num_segments, segment_samples)).transpose(1, 2)
         is_complete = np.arange(self.num_segments) < num_segments[:, None]
-        embeddings = np.full((len(crops), self.num_segments, self.width), np.nan, dtype=np.float32)
+        values = np.full((len(crops), self.num_segments, self.width), np.nan, dtype=np.float32)
         if is_complete.any():
-            embeddings[is_complete] = self._embed(segments[torch.from_numpy(is_complete).to(self._device)])
-        return embeddings, num_segments
+            chosen = segments[torch.from_numpy(is_complete).to(self._device)]
+            context = self._model.encoder(chosen.to(self._dtype)).context
+            values[is_complete] = self._values(context).cpu().numpy()
+        return values, num_segments
 
-    def _embed(self, segments: Tensor) -> NDArray[np.float32]:
-        """Embeds complete, normalized segments, [B, C, T] -> [B, D]."""
-        context = self._model.encoder(segments.to(self._dtype)).context
-        embeddings: NDArray[np.float32] = context.mean(1, dtype=torch.float32).cpu().numpy()
-        return embeddings
+    @property
+    @abstractmethod
+    def width(self) -> int:
+        """W."""
+
+    @abstractmethod
+    def _values(self, context: Tensor) -> Tensor:
+        """Returns float32 values [B, W] for the encoder's context [B, T', D]."""
+
+
+class Embedder(CropModel):
+    """Embeds segments: the mean of the encoder's context over time, W = D."""
+
+    @property
+    def width(self) -> int:
+        """See :class:`CropModel`."""
+        return self._model.config.encoder.width
+
+    def _values(self, context: Tensor) -> Tensor:
+        return context.mean(1, dtype=torch.float32)
+
+
+class Predictor(CropModel):
+    """Predicts with a classifier, one value for each class, see :meth:`engine.models.PretrainedModel.predict`.
+
+    Attributes:
+        definition: of the labels.
+
+    Raises:
+        UserError: the model is not a classifier, or as for :class:`CropModel`.
+    """
+
+    def __init__(
+        self,
+        model: PretrainedModel,
+        leads: Sequence[str] | None = None,
+        device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
+    ) -> None:
+        if model.head is None:
+            raise UserError(f"a model of kind '{model.config.kind}' predicts nothing: fine-tune it with engine/finetune.py")
+        super().__init__(model, leads, device, precision)
+        self.definition = model.definition
+        self._head = model.head
+
+    @property
+    def width(self) -> int:
+        """See :class:`CropModel`."""
+        return len(self.definition.classes)
+
+    def _values(self, context: Tensor) -> Tensor:
+        return to_predictions(self._head(context), self.definition.kind)

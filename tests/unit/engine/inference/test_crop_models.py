@@ -1,6 +1,7 @@
 """Crops to embeddings."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ def make_crops(num_valid: Sequence[int], leads: tuple[str, ...] = LEADS) -> list
         signal = random_signal(number)
         signal[:, valid:] = 0
         signal[[lead not in leads for lead in LEADS]] = 0
-        crops.append(Crop(f"crop-{number}", signal, valid, leads))
+        crops.append(Crop(f"crop-{number}", "test", f"r{number}", signal, valid, leads))
     return crops
 
 
@@ -70,7 +71,7 @@ def test_embeddings_do_not_depend_on_the_batch(folder: Path) -> None:
 def test_leads_that_are_not_in_use_are_zero(folder: Path) -> None:
     crops = make_crops([5000, 5000])
     hidden = [
-        Crop(crop.key, np.where([[lead in {"I", "V2"}] for lead in LEADS], crop.signal, 0).astype(np.int16), 5000, LEADS)
+        replace(crop, signal=np.where([[lead in {"I", "V2"}] for lead in LEADS], crop.signal, 0).astype(np.int16))
         for crop in crops
     ]
     seen, _ = Embedder(load(folder), ["I", "V2"])(crops)

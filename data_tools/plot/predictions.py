@@ -1,0 +1,50 @@
+"""Predictions of `engine/predict.py`, as a line of text."""
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset
+
+from data_tools.validation import one_line
+
+_NUM_OTHERS = 3  # classes that were not decided, the most probable first
+
+
+def describe_prediction(file: Path, source: str, recording: str) -> str:
+    """Returns what was predicted for a recording: the decided classes with their probabilities, then the most probable others.
+
+    Raises:
+        ValueError: the file is not a table of predictions, or does not contain the recording.
+    """
+    if file.suffix not in {".parquet", ".csv"}:
+        raise ValueError(f"{file}: the file name of predictions must end in .parquet or .csv")
+    field = pyarrow.dataset.field
+    # A recording may be named 00123.
+    text = pyarrow.csv.ConvertOptions(column_types={"source": pa.string(), "recording": pa.string()})
+    form: Any = "parquet" if file.suffix == ".parquet" else pyarrow.dataset.CsvFileFormat(convert_options=text)
+    try:
+        table = pyarrow.dataset.dataset(file, format=form)
+        rows = table.to_table(filter=(field("source") == source) & (field("recording") == recording)).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{file}: cannot be read as predictions of engine/predict.py ({one_line(error)})") from None
+    if not rows:
+        raise ValueError(f"{file}: no prediction of {source}/{recording}; predict the dataset with engine/predict.py")
+    return _describe(rows[0])
+
+
+def _describe(row: dict[str, Any]) -> str:
+    values = _with_prefix(row, "value_")
+    if values:
+        return "predicted: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())
+    probabilities = dict(sorted(_with_prefix(row, "probability_").items(), key=lambda item: -item[1]))
+    decisions = _with_prefix(row, "decision_") or {name: name == row["decision"] for name in probabilities}
+    texts = {name: f"{name} {probability:.2f}" for name, probability in probabilities.items()}
+    decided = ", ".join(text for name, text in texts.items() if decisions[name]) or "no class"
+    others = ", ".join([text for name, text in texts.items() if not decisions[name]][:_NUM_OTHERS])
+    return f"predicted: {decided}" + (f" (not decided: {others})" if others else "")
+
+
+def _with_prefix(row: dict[str, Any], prefix: str) -> dict[str, Any]:
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}

@@ -1,0 +1,96 @@
+"""What the command lines of embed.py, predict.py and evaluate.py share."""
+
+import argparse
+import os
+import sqlite3
+import sys
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from data_tools.command_line import Parser
+from data_tools.leads import LEADS
+from engine.data.options import find_leads
+from engine.device import DTYPES
+from engine.inference.run import Runner, Summary
+from engine.options import UserError
+
+_EXIT_INCOMPLETE = 1
+_MAX_THREADS = 4
+
+_Result = TypeVar("_Result")
+
+
+def make_parser(script: str, description: str, example: str) -> Parser:
+    """Returns a parser with the options of every script that applies models."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"{script}.py", description=description, epilog=f"example:\n  {example}", formatter_class=formatter)
+    num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
+    add = parser.add_argument
+    add("--split", metavar="NAME", help="split of the dataset")
+    add("--batch-size", type=positive, default=32, metavar="N", help="crops per batch (default: 32)")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one")
+    add("--precision", choices=sorted(DTYPES), default="fp32", help="default: fp32")
+    add("--workers", type=positive, default=num_threads, metavar="N", help=f"reader threads (default here: {num_threads})")
+    return parser
+
+
+def positive(text: str) -> int:
+    """Parses a positive integer."""
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, got '{text}'")
+    return number
+
+
+def parse_leads(text: str) -> list[str]:
+    """Returns the names, in the order of LEADS, of a number of leads or of comma-separated names.
+
+    Raises:
+        UserError: no such combination or lead.
+    """
+    rows = find_leads(int(text) if text.strip().isdecimal() else text.split(","))
+    return [LEADS[row] for row in rows]
+
+
+def make_runner(script: str, options: argparse.Namespace) -> Runner:
+    """Returns how models are applied according to the options."""
+    return Runner(options.batch_size, options.workers, lambda message: print_error(script, message))
+
+
+def explain_errors(run: Callable[[], _Result], where: object) -> _Result:
+    """Runs a function whose temporary files and batches are of the user's making.
+
+    Raises:
+        UserError: the temporary files cannot be written (to ``where``), or a batch does not fit in memory.
+    """
+    try:
+        return run()
+    except sqlite3.Error as error:  # such as a full disk
+        raise UserError(f"{where}: cannot write temporary files ({error})") from None
+    except torch.OutOfMemoryError as error:
+        raise UserError(f"{str(error).splitlines()[0]}: use a smaller --batch-size") from None
+
+
+def finish(script: str, summary: Summary, done: str) -> int:
+    """Reports what was missing and skipped; returns the exit status, 1 if something was skipped.
+
+    Args:
+        script: name of the script.
+        summary: of the run.
+        done: "embedded" or "predicted".
+    """
+    for names, num_crops in summary.missing_leads.most_common():
+        print_error(script, f"{num_crops} crops lack {', '.join(names)}, which were set to zero")
+    if summary.num_skipped:
+        print_error(script, f"{summary.num_skipped} recordings or parts of recordings could not be {done} (listed above)")
+    return _EXIT_INCOMPLETE if summary.num_skipped else 0
+
+
+def print_error(script: str, message: str) -> None:
+    """Prints a line on standard error."""
+    sys.stderr.write(f"{script}: {message}\n")
