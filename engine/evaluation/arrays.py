@@ -85,3 +85,19 @@ def first_names(names: Sequence[str], limit: int = 5) -> str:
     """Joins the first names of a list, and says how many more there are."""
     more = f" and {len(names) - limit} more" if len(names) > limit else ""
     return ", ".join(names[:limit]) + more
+
+
+def mean_by_group(values: NDArray[np.floating[Any]], groups: NDArray[Any]) -> tuple[FloatArray, IntArray]:
+    """Averages samples of the same group.
+
+    Args:
+        values: [N, C].
+        groups: what tells groups apart, [N, ...].
+
+    Returns:
+        Means [G, C], and the first sample of each group [G].
+    """
+    _, first, group = np.unique(groups, axis=0, return_index=True, return_inverse=True)
+    sums = np.zeros((len(first), values.shape[1]))
+    np.add.at(sums, group, values)
+    return sums / np.bincount(group)[:, None], first

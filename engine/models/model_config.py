@@ -15,6 +15,8 @@ from engine.models.encoder import EncoderOptions
 from engine.options import Options, UserError
 
 CONFIG_FILE = "config.json"
+# Name of the labels of a classifier from elsewhere, whose meaning is not known.
+CONVERTED = "converted"
 
 ModelKind = Literal["encoder", "pretraining", "classifier"]
 Normalization = Literal["none", "zscore_per_lead"]
@@ -87,7 +89,7 @@ class ModelConfig(Options):
     def definition(self) -> LabelDefinition:
         """The meaning of a classifier's outputs; of a model converted from elsewhere independent labels without thresholds."""
         assert self.labels is not None
-        return self.label_definition or LabelDefinition(name="converted", kind="multilabel", classes=self.labels)
+        return self.label_definition or LabelDefinition(name=CONVERTED, kind="multilabel", classes=self.labels)
 
     @field_serializer("encoder")
     def _write_encoder(self, encoder: EncoderOptions) -> dict[str, JsonValue]:

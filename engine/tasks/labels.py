@@ -34,7 +34,7 @@ from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
 from engine.tasks.finetuning import FinetuningTask
 from engine.tasks.protocol import Score, StepOutput
 
-_SCORES = {
+SCORES = {
     "multilabel": Score("auroc_macro", "max"),
     "binary": Score("auroc_macro", "max"),
     "multiclass": Score("balanced_accuracy", "max"),
@@ -114,7 +114,7 @@ class LabelTask(FinetuningTask):
     def score(cls, config: FinetuneConfig) -> Score:
         """See :class:`Task`."""
         options: Any = config.task
-        return _SCORES[options.kind if options.scheme == "table" else "multilabel"]
+        return SCORES[options.kind if options.scheme == "table" else "multilabel"]
 
     def dummy_labels(self, size: int, device: torch.device) -> Tensor:
         """See :class:`Task`."""
