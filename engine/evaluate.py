@@ -64,7 +64,13 @@ class _Session:
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""
-        return open_segments(self.dataset, split, self.options.plan, labeler)
+        return open_segments(self.dataset, split, self.plan, labeler)
+
+    @property
+    def plan(self) -> str | None:
+        """Name of the plan; ``None``: the splits that the shards follow."""
+        plan: str | None = self.options.plan
+        return plan or ("identification" if self.options.identify else None)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -78,7 +84,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add("--data", type=Path, required=True, metavar="DATASET", help="dataset")
-    add("--plan", metavar="NAME", help="plan of `ecg-data split` (default: the splits that the shards follow)")
+    add("--plan", metavar="NAME", help="plan of `ecg-data split` (default: identification, or the stored splits)")
     add("--train-split", metavar="NAME", help="split that probes are fitted to (default: train; without a plan pretrain)")
     add("--valid-split", default="valid", metavar="NAME", help="split that chooses the probe (default: valid)")
     add("--labels", metavar="SCHEME", help="cinc2021, ptbxl_all, ..., or table (default: the model's own)")
@@ -140,7 +146,7 @@ def _start(session: _Session, kind: str, **description: Any) -> Evaluation:
         "format_version": 1,
         "dataset": str(options.data),
         "dataset_fingerprint": session.dataset.fingerprint,
-        "plan": options.plan,
+        "plan": session.plan,
     }
     return Evaluation(kind, common | description, options.bootstrap, are_seeds=options.seeds)
 
@@ -164,6 +170,9 @@ def _identify(session: _Session) -> Evaluation:
 
 def _score_labels(session: _Session) -> Evaluation:
     options = session.options
+    for name, model in session.models:
+        if model.head is None and options.probe is None:
+            raise UserError(f"{name}: a model of kind '{model.config.kind}' predicts nothing: add --probe, or fine-tune it")
     own = session.models[0][1].config
     definition = own.definition if own.kind == "classifier" else None
     columns = tuple(filter(None, options.label_columns.split(",")))
@@ -201,10 +210,11 @@ def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, eva
     """Returns what a model is scored by: "model", names of probes."""
     if options.probe is not None:
         return [options.probe]
-    if model.head is None:
-        raise UserError(f"{name}: a model of kind '{model.config.kind}' predicts nothing: add --probe, or fine-tune it")
     if model.config.label_definition is None:
-        evaluation.notes.append(f"{name} has no label definition: a class is decided from {DEFAULT_THRESHOLD} on")
+        evaluation.notes.append(
+            f"{name} has no label definition: its outputs are taken in the order of the labels; a class is decided from "
+            f"{DEFAULT_THRESHOLD} on"
+        )
     if model.config.provenance.get("mode", "full") == "full":
         return ["model"]
     evaluation.notes.append(f"{name}: its encoder was frozen, so linear probes on it and on a random encoder stand beside it")

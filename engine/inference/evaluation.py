@@ -133,7 +133,7 @@ class Evaluation:
         """Yields the lines of a printed report."""
         yield from format_table([self._cells(row, row.model, row.result) for row in self.rows])
         differences = [
-            self._cells(row, f"{row.model} - {other.model if other.model != row.model else other.method}", result)
+            self._cells(row, f"{row.model} - {other.model if other.model != row.model else 'random weights'}", result)
             for row, other, result in self.comparisons()
         ]
         means = [self._cells(rows[0], f"{len(rows)} seeds", result) for rows, result in self.seeds()]
