@@ -62,6 +62,14 @@ class _Session:
             for leads in self.options.leads or [None]:
                 yield (name, number), model, leads
 
+    def warnings(self, segments: SegmentSet) -> Iterator[str]:
+        """Yields which models were pre-trained on crops that they are tested on."""
+        for name, model in self.models:
+            num_crops = segments.count_pretrained(model.config)
+            if num_crops != 0:
+                which = "perhaps crops" if num_crops is None else f"{num_crops} crops"
+                yield f"{name} was pre-trained on {which} of {segments.name}, so its scores are too good"
+
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""
         return open_segments(self.dataset, split, self.plan, labeler)
@@ -154,17 +162,14 @@ def _start(session: _Session, kind: str, **description: Any) -> Evaluation:
 def _identify(session: _Session) -> Evaluation:
     gallery, probes = (session.open(name) for name in (session.options.gallery_split, session.options.probe_split))
     evaluation = _start(session, "identification", gallery_split=gallery.name, probe_split=probes.name)
+    evaluation.notes += session.warnings(probes)
     for (name, number), model, leads in session.runs():
         for suffix, encoder in (("", model), (RANDOM_SUFFIX, with_random_weights(model.config, number))):
             embedder = Embedder(encoder, leads, **session.apply)
             found = identify(embedder, gallery, probes, session.runner)
-            evaluation.add(
-                (name, f"embedding{suffix}", number, embedder.leads),
-                {"segment": (found.metrics, found.probes.patient)},
-                found.facts(),
-                {"gallery_patient": found.gallery.patient, "gallery": found.gallery_embeddings}
-                | {"probe_patient": found.probes.patient, "probe": found.probe_embeddings},
-            )
+            names = (name, f"embedding{suffix}", number, embedder.leads)
+            levels = {"segment": (found.metrics, found.probes.patient)}
+            evaluation.add(names, levels, found.facts(), found.arrays())
     return evaluation
 
 
@@ -181,7 +186,7 @@ def _score_labels(session: _Session) -> Evaluation:
     test = session.open(options.split or ("valid" if options.plan is None else "test"), labeler)
     evaluation = _start(session, labels.kind, split=test.name, label_definition=labels.to_json())
     evaluation.kind = "multilabel" if labels.kind == "binary" else labels.kind
-    evaluation.notes += check_labels(labeler, session.dataset)
+    evaluation.notes += [*check_labels(labeler, session.dataset), *session.warnings(test)]
     methods = {number: _methods(options, name, model, evaluation) for number, (name, model) in enumerate(session.models)}
     splits = {"test": test}
     if any(method != "model" for own_methods in methods.values() for method in own_methods):

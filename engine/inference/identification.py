@@ -39,6 +39,13 @@ class Identification:
         """Rank-1 and rank-5 accuracy."""
         return IdentificationMetrics(self.matching)
 
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Returns what a report of similarities needs."""
+        arrays: dict[str, NDArray[Any]] = {"gallery": self.gallery_embeddings, "probe": self.probe_embeddings}
+        for name, segments in (("gallery", self.gallery), ("probe", self.probes)):
+            arrays |= {f"{name}_key": segments.keys(), f"{name}_segment": segments.half, f"{name}_patient": segments.patient}
+        return arrays
+
     def facts(self) -> dict[str, Any]:
         """Returns what has no interval: verification, and rank-1 accuracy by the number of patients in the gallery."""
         matching = self.matching

@@ -8,18 +8,16 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_tools.labels import Labeler, label_split
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.plans import PATIENT_COLUMN, plans_info
-from data_tools.shards.tables import read_groups
-from engine.data import CropStore
+from engine.data import CropStore, find_pretraining_set
 from engine.inference.crop_models import CropModel
 from engine.inference.inputs import COLUMNS, crops_of
 from engine.inference.run import Runner, Summary
+from engine.models import ModelConfig
 from engine.options import UserError
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
@@ -33,24 +31,35 @@ class SegmentSet:
         dataset: where they are from.
         name: of the split, for messages.
         crops: rows of samples.parquet of the crops that contain them.
+        row: int64 [crops], their numbers in samples.parquet.
         crop: int64 [S], row in ``crops``.
         half: int8 [S], which segment of the crop.
-        recording: int64 [S], number of the recording.
-        patient: [S], name of the patient, unique in the dataset.
+        recording: int64 [S], number of the recording; with a plan the same in all splits.
+        patient: int64 [S], number of the patient, likewise.
         targets: [S, ...], see :attr:`data_tools.labels.Labels.values`, or ``None``.
     """
 
     dataset: Dataset
     name: str
     crops: pa.Table
+    row: NDArray[np.int64]
     crop: NDArray[np.int64]
     half: NDArray[np.int8]
     recording: NDArray[np.int64]
-    patient: NDArray[Any]
+    patient: NDArray[np.int64]
     targets: NDArray[Any] | None
 
     def __len__(self) -> int:
         return len(self.crop)
+
+    def count_pretrained(self, config: ModelConfig) -> int | None:
+        """Counts the crops that a model was pre-trained on, as far as its config.json tells; ``None``: perhaps some."""
+        pretraining_set = find_pretraining_set(config.provenance)
+        if pretraining_set is None:
+            return 0
+        chosen = np.zeros(sum(counts.crops for counts in self.dataset.manifest.counts.values()), dtype=np.bool_)
+        chosen[self.row] = True
+        return pretraining_set.count_overlap(self.dataset, chosen)
 
     def keys(self) -> NDArray[Any]:
         """Returns the key of each segment's crop, [S]."""
@@ -67,7 +76,7 @@ class SegmentSet:
             raise UserError(f"the model has {model.num_segments} segments in 10 s; evaluation needs {_SEGMENTS_PER_CROP}")
         values = np.full((len(self.crops), _SEGMENTS_PER_CROP, model.width), np.nan, dtype=np.float32)
         row_of = {key: row for row, key in enumerate(self.crops["key"].to_pylist())}
-        source = crops_of(self.dataset.path, len(self.crops), lambda: [self.crops.select(COLUMNS)])
+        source = crops_of(self.dataset.path, len(self.crops), lambda: [self.crops])
         summary = Summary()
         for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {len(model.leads)} leads"):
             values[[row_of[crop.key] for crop in crops]] = computed
@@ -104,17 +113,14 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
     assert store.half is not None
     rows, crop = np.unique(store.crop, return_inverse=True)
     splits = (split,) if plan is None else dataset.splits
-    table = pa.concat_tables([dataset.samples(name, [*COLUMNS, "patient"]) for name in splits]).take(rows)
-    patients = pc.binary_join_element_wise(table["source"], table["patient"], "/")
-    if plan is not None and plans_info(dataset).has_patients:
-        patients = pa.concat_tables(read_groups(dataset.path / plans_info(dataset).file, [PATIENT_COLUMN]))[0].take(rows)
     return SegmentSet(
         dataset=dataset,
         name=split if plan is None else f"{plan}: {split}",
-        crops=table,
+        crops=pa.concat_tables([dataset.samples(name, COLUMNS) for name in splits]).take(rows),
+        row=store.first_row + rows,
         crop=crop,
         half=store.half,
         recording=store.recording,
-        patient=np.array(patients.to_pylist())[crop],
+        patient=store.patient,
         targets=None if labels is None else labels.values[store.crop],
     )

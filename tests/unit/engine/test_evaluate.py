@@ -18,6 +18,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.splits.plans import PaperPlan, RandomPlan
 from data_tools.splits.writing import split_dataset
 from data_tools.synthetic import write_cohort
+from engine.data import CropStore
 from engine.evaluate import main
 from engine.evaluation import evaluate
 from engine.inference import Embedder, Runner
@@ -142,6 +143,16 @@ def test_a_frozen_model_stands_beside_probes(run: Run, tmp_path: Path) -> None:
     assert "its encoder was frozen" in out
     methods = {method for _, method, _, _ in rows_of(tmp_path / "out.json")}
     assert methods == {"model", "linear probe", "linear probe, random weights"}
+
+
+def test_crops_that_a_model_was_pretrained_on_are_reported(run: Run, dataset: Path, tmp_path: Path) -> None:
+    opened = Dataset.open(dataset)
+    train, test = (CropStore(opened, split, plan="random") for split in ("train", "test"))
+    for name, store in (("clean", train), ("leaky", test)):
+        save_tiny_encoder(tmp_path / name, provenance={"pretraining_set": store.origin})
+        status, out, _ = run(tmp_path / name, "--probe", "knn", "--labels", "cinc2021", "--plan", "random", "--bootstrap", 0)
+        assert status == 0
+        assert (f"{tmp_path / name} was pre-trained on" in out) == (name == "leaky")
 
 
 def test_identification(run: Run, dataset: Path, tmp_path: Path) -> None:
