@@ -7,6 +7,8 @@ classification.py  metrics of decisions and probabilities
 challenge.py       the score of the CinC Challenge 2021
 regression.py      metrics of predicted numbers
 identification.py  probes against a gallery: rank-k accuracy, verification
+probe.py           linear models and nearest neighbors on embeddings, with scikit-learn
+results.py         results as JSON and as tables; means over seeds
 thresholds.py      decision thresholds chosen on a validation set
 arrays.py          checks and helpers
 """

@@ -1,10 +1,17 @@
-"""Applying trained models to recordings: embeddings and predictions.
+"""Applying trained models to recordings: embeddings, predictions and scores.
 
-inputs.py       crops of a dataset, or of any folder of WFDB recordings
-crop_models.py  crops -> embeddings or predictions of their segments
-store.py        embeddings on disk, and the output file sorted by key
-predictions.py  predictions on disk, and the output table of recordings
-run.py          embeds or predicts an input into a file
+inputs.py          crops of a dataset, or of any folder of WFDB recordings
+crop_models.py     crops -> embeddings or predictions of their segments
+store.py           embeddings on disk, and the output file sorted by key
+predictions.py     predictions on disk, and the output table of recordings
+run.py             embeds or predicts an input into a file
+segments.py        the segments of a split on which models are evaluated
+label_source.py    the labels that they are evaluated with
+scoring.py         predictions of models and probes for segments, and their metrics
+identification.py  gallery and probes
+evaluation.py      the results of an evaluation, printed and written
+model_folder.py    the model that a command line names
+command_line.py    what the scripts' command lines share
 """
 
 from engine.inference.crop_models import CropModel, Embedder, Predictor

@@ -13,7 +13,7 @@ def model_card(config: ModelConfig) -> str:
     output = {
         "encoder": "an embedding of each segment",
         "pretraining": "an embedding of each segment; the heads of its pre-training are included",
-        "classifier": f"logits of {len(config.labels or ())} labels (a sigmoid gives probabilities), and an embedding",
+        "classifier": f"predictions of {len(config.labels or ())} labels, and an embedding",
     }[config.kind]
     objective: Any = config.objective
     rows = {
@@ -29,7 +29,7 @@ def model_card(config: ModelConfig) -> str:
         rows["labels, in order"] = ", ".join(config.labels)
     rows |= {name: str(value) for name, value in config.provenance.items() if value is not None}
     table = "\n".join(f"| {name} | {' '.join(value.replace('|', '/').split())} |" for name, value in rows.items())
-    call = "logits" if config.kind == "classifier" else "embed"
+    call = "predict" if config.kind == "classifier" else "embed"
     return (
         f"# ECG model\n\nFor research; not a medical device.\n\n| | |\n|---|---|\n{table}\n\n## Use\n\n"
         f"    import engine.models\n    model = engine.models.load(DIR)\n"

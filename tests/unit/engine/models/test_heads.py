@@ -1,8 +1,10 @@
 """Pooling over valid tokens, and the classification head."""
 
+import pytest
 import torch
 
-from engine.models.heads import ClassificationHead, pool
+from data_tools.labels import Kind
+from engine.models.heads import ClassificationHead, pool, to_predictions
 
 
 def test_pooling_without_padding_is_the_mean() -> None:
@@ -42,3 +44,16 @@ def test_dropout_in_training_only() -> None:
     head.eval()
     torch.testing.assert_close(head(context), head.projection(context.mean(1)))
     assert set(head.state_dict()) == {"projection.weight", "projection.bias"}
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "binary", "multiclass", "regression"])
+def test_outputs_become_predictions(kind: Kind) -> None:
+    outputs = torch.tensor([[-2.0, 0.5], [3.0, 3.0]], dtype=torch.bfloat16)
+    predictions = to_predictions(outputs, kind)
+    assert predictions.dtype == torch.float32
+    exponentials = outputs.float().exp()
+    expected = {
+        "multiclass": exponentials / exponentials.sum(1, keepdim=True),
+        "regression": outputs.float(),
+    }.get(kind, exponentials / (1 + exponentials))
+    torch.testing.assert_close(predictions, expected)

@@ -10,16 +10,18 @@ import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from saved_model import save_tiny_classifier, save_tiny_encoder
 from tiny_model import tiny_model
 from torch import Tensor, nn
 
 import engine.models
+from data_tools.labels import LabelDefinition
 from data_tools.leads import LEADS
 from engine.interop.native import load_tensors, objective_section
 from engine.models import ClassificationHead, Encoder, EncoderOptions, ModelConfig, PretrainedModel
 from engine.models.heads import pool
 from engine.models.model_weights import meta_device
-from engine.models.pretrained import zscore_per_lead
+from engine.models.pretrained import with_random_weights, zscore_per_lead
 from engine.options import UserError
 
 LABELS = ("AF", "LBBB", "NSR")
@@ -325,3 +327,37 @@ def test_the_number_of_leads_is_checked_and_written() -> None:
     config = ModelConfig.model_validate({"kind": "encoder", "encoder": {"num_leads": 3}, "leads": leads})
     assert config == ModelConfig(kind="encoder", encoder=EncoderOptions(), leads=leads)
     assert config.model_dump(mode="json")["encoder"]["num_leads"] == 3
+
+
+def test_a_classifier_predicts_with_the_names_and_thresholds_of_its_definition(tmp_path: Path) -> None:
+    own = LabelDefinition(name="rhythm", kind="multilabel", classes=("AF", "NSR"), thresholds=(0.3, 0.6))
+    segments = torch.randn(3, 12, 2500)
+    for folder, definition in (("own", own), ("converted", None)):
+        model = engine.models.load(save_tiny_classifier(tmp_path / folder, definition))
+        torch.testing.assert_close(model.predict(segments), model.logits(segments).sigmoid())
+        assert (model.definition.classes, model.definition.thresholds) == (
+            (("AF", "NSR"), (0.3, 0.6)) if definition else (("x", "y"), None)
+        )
+    encoder = engine.models.load(save_tiny_encoder(tmp_path / "encoder"))
+    with pytest.raises(ValueError, match="has no logits"):
+        encoder.predict(segments)
+    with pytest.raises(ValueError, match="has no labels; use embed, or fine-tune it"):
+        _ = encoder.definition
+
+
+def test_random_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+    saved = engine.models.load(save_tiny_classifier(tmp_path / "model", leads=("I", "V2"), normalization="zscore_per_lead"))
+    state = torch.get_rng_state()
+    first, same, other = (with_random_weights(saved.config, seed) for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert (first.config.kind, first.config.leads, first.config.normalization) == ("encoder", ("I", "V2"), "zscore_per_lead")
+    weights = [model.encoder.state_dict() for model in (first, same, other)]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    assert not all(torch.equal(tensor, weights[2][name]) for name, tensor in weights[0].items())
+    first.embed(torch.randn(2, 2, 2500))
+
+
+def test_leads_of_fine_tuning_must_be_the_models() -> None:
+    config, _ = random_tensors("encoder")
+    with pytest.raises(ValueError, match="'trained_leads' must be among 'leads'"):
+        ModelConfig.model_validate(config.model_dump() | {"trained_leads": ("I", "V7")})
