@@ -49,7 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     leads = None if options.leads is None else parse_leads(options.leads)
     embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
     runner = make_runner("embed", options)
-    embed = partial(embed_input, embedder, options.input, options.output, runner, split=options.split)
+    embed = partial(embed_input, embedder, options.input, options.output, runner, split=options.split, plan=options.plan)
     summary = explain_errors(embed, options.output)
     status = finish("embed", summary, "embedded")
     sys.stdout.write(f"{options.output}: {summary.num_crops} crops, {summary.num_segments} complete segments\n")

@@ -41,7 +41,8 @@ segment, for each combination of leads, with 95 % intervals by bootstrap over pa
 Fine-tuned models are scored as they are. --probe scores any encoder by a probe on its embeddings: fitted to the training
 split, its penalty or number of neighbors chosen on the validation split. Beside a probe, or a model whose encoder was frozen
 in fine-tuning, stands the same probe of an encoder with random weights. --identify compares the segments of a probe split
-with those of a gallery. Several models are compared with the first one by paired bootstrap, or averaged (--seeds)."""
+with those of a gallery (default plan: identification). Several models are compared with the first one by paired
+bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
@@ -92,7 +93,6 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add("--data", type=Path, required=True, metavar="DATASET", help="dataset")
-    add("--plan", metavar="NAME", help="plan of `ecg-data split` (default: identification, or the stored splits)")
     add("--train-split", metavar="NAME", help="split that probes are fitted to (default: train; without a plan pretrain)")
     add("--valid-split", default="valid", metavar="NAME", help="split that chooses the probe (default: valid)")
     add("--labels", metavar="SCHEME", help="cinc2021, ptbxl_all, ..., or table (default: the model's own)")

@@ -54,9 +54,8 @@ def _run(options: argparse.Namespace) -> int:
         print_error("predict", f"the model has no label definition: {len(predictor.definition.classes)} independent labels")
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
         print_error("predict", f"the model has no thresholds: a class is decided from {DEFAULT_THRESHOLD} on")
-    predict = partial(
-        predict_input, predictor, options.input, options.output, make_runner("predict", options), split=options.split
-    )
+    runner = make_runner("predict", options)
+    predict = partial(predict_input, predictor, options.input, options.output, runner, split=options.split, plan=options.plan)
     summary = explain_errors(predict, options.output)
     status = finish("predict", summary, "predicted")
     sys.stdout.write(f"{options.output}: {summary.num_recordings} recordings, {summary.num_segments} segments\n")

@@ -29,6 +29,7 @@ def make_parser(script: str, description: str, example: str) -> Parser:
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     add = parser.add_argument
     add("--split", metavar="NAME", help="split of the dataset")
+    add("--plan", metavar="NAME", help="plan of `ecg-data split` that has the split (default: the stored splits)")
     add("--batch-size", type=positive, default=32, metavar="N", help="crops per batch (default: 32)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one")
     add("--precision", choices=sorted(DTYPES), default="fp32", help="default: fp32")

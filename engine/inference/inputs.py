@@ -5,7 +5,6 @@ So a recording has the same keys and embeddings whether it is read directly or f
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from data_tools.build.listing import Listing
 from data_tools.files import printable
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import MANIFEST_FILE, SHARDS_FOLDER, DatasetError
+from data_tools.shards.plans import plan_splits, read_plan
 from data_tools.shards.tar import read_signal
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
@@ -78,37 +78,50 @@ class Input:
     close: Callable[[], None]
 
 
-def open_input(path: Path, split: str | None, scratch: Path) -> Input:
+def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -> Input:
     """Opens a dataset's folder (it has a manifest) or a folder of WFDB recordings at any depth.
 
     Args:
         path: the folder.
         split: split of a dataset; None: all splits.
+        plan: plan whose splits are meant; None: the splits that the shards follow.
         scratch: folder for temporary files.
 
     Raises:
-        UserError: the folder does not exist, or a split was given for recordings.
-        DatasetError: the dataset cannot be used or lacks the split.
+        UserError: the folder does not exist, or a split or plan was given for recordings.
+        DatasetError: the dataset cannot be used or lacks the plan or split.
         ValueError: the folder contains no recordings.
     """
     if not path.is_dir():
         raise UserError(f"{path}: no such folder: name a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
-        return _open_dataset(path, split)
-    if split is not None:
-        raise UserError(f"{path}: not a dataset (no {MANIFEST_FILE}), so it has no split '{split}': omit --split")
+        return _open_dataset(path, split, plan)
+    for option, name in (("split", split), ("plan", plan)):
+        if name is not None:
+            raise UserError(f"{path}: not a dataset (no {MANIFEST_FILE}), so it has no {option} '{name}': omit --{option}")
     return _open_recordings(path, scratch)
 
 
-def _open_dataset(path: Path, split: str | None) -> Input:
+def _open_dataset(path: Path, split: str | None, plan: str | None) -> Input:
     dataset = Dataset.open(path)
-    splits = dataset.splits if split is None else (split,)
-    if split is not None and split not in dataset.splits:
-        raise DatasetError(f"{path}: unknown split '{split}'; known: {', '.join(dataset.splits)}")
-    total = sum(dataset.manifest.counts[name].crops for name in splits)
+    names = dataset.splits if plan is None else plan_splits(dataset, plan)
+    if split is not None and split not in names:
+        raise DatasetError(f"{path}: unknown split '{split}'; known: {', '.join(names)}")
+    chosen = names if split is None else (split,)
+    is_chosen = None if plan is None else read_plan(dataset, plan).is_in(*chosen)
+    stored = chosen if is_chosen is None else dataset.splits
+    total = sum(dataset.manifest.counts[name].crops for name in stored) if is_chosen is None else int(is_chosen.sum())
     if not total:
-        raise DatasetError(f"{path}: no crops in split {', '.join(splits)}")
-    return crops_of(path, total, lambda: chain.from_iterable(dataset.iterate_samples(name, COLUMNS) for name in splits))
+        raise DatasetError(f"{path}: no crops in split {', '.join(chosen)}")
+
+    def tables() -> Iterator[pa.Table]:
+        for name in stored:
+            row = dataset.first_row(name)
+            for table in dataset.iterate_samples(name, COLUMNS):
+                yield table if is_chosen is None else table.filter(pa.array(is_chosen[row : row + len(table)]))
+                row += len(table)
+
+    return crops_of(path, total, tables)
 
 
 def crops_of(path: Path, total: int, tables: Callable[[], Iterable[pa.Table]]) -> Input:

@@ -102,7 +102,9 @@ class Runner:
         return True
 
 
-def embed_input(embedder: Embedder, path: Path, out: Path, runner: Runner, *, split: str | None = None) -> Summary:
+def embed_input(
+    embedder: Embedder, path: Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
+) -> Summary:
     """Embeds every crop of a dataset or of a folder of WFDB recordings.
 
     What cannot be read is skipped and reported; the rest is written. Memory does not grow with the number of crops.
@@ -114,6 +116,7 @@ def embed_input(embedder: Embedder, path: Path, out: Path, runner: Runner, *, sp
             about its size are kept beside it meanwhile.
         runner: how the model is applied.
         split: split of a dataset; None: all splits.
+        plan: plan whose splits are meant; None: the splits that the shards follow.
 
     Raises:
         UserError: the input or output cannot be used, or nothing could be embedded.
@@ -125,7 +128,7 @@ def embed_input(embedder: Embedder, path: Path, out: Path, runner: Runner, *, sp
     summary = Summary()
     with (
         _scratch_folder(out) as scratch,
-        closing(open_input(path, split, scratch)) as source,
+        closing(open_input(path, split, plan, scratch)) as source,
         closing(EmbeddingStore(scratch, embedder.num_segments, embedder.width)) as store,
     ):
         for crops, embeddings, num_segments in runner.apply(embedder, source, summary, "embedding"):
@@ -136,7 +139,9 @@ def embed_input(embedder: Embedder, path: Path, out: Path, runner: Runner, *, sp
     return summary
 
 
-def predict_input(predictor: Predictor, path: Path, out: Path, runner: Runner, *, split: str | None = None) -> Summary:
+def predict_input(
+    predictor: Predictor, path: Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
+) -> Summary:
     """Predicts the labels of every recording of a dataset or of a folder of WFDB recordings.
 
     Arguments and errors as for :func:`embed_input`; ``out`` is a .parquet or .csv file, see
@@ -144,7 +149,7 @@ def predict_input(predictor: Predictor, path: Path, out: Path, runner: Runner, *
     """
     check_output(out, PREDICTION_SUFFIXES)
     summary = Summary()
-    with _scratch_folder(out) as scratch, closing(open_input(path, split, scratch)) as source:
+    with _scratch_folder(out) as scratch, closing(open_input(path, split, plan, scratch)) as source:
         with PredictionStore(scratch, predictor.definition) as store:
             for crops, predictions, num_segments in runner.apply(predictor, source, summary, "predicting"):
                 store.add(crops, predictions, num_segments)

@@ -226,6 +226,8 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
         (["--input", "none"], "none: no such folder"),
         (["--input", "empty"], "empty: no recordings"),
         (["--input", "empty", "--split", "valid"], "not a dataset (no manifest.json), so it has no split 'valid'"),
+        (["--input", "empty", "--plan", "kfold"], "not a dataset (no manifest.json), so it has no plan 'kfold'"),
+        (["--input", "set", "--plan", "kfold"], "no plan 'kfold'; make it with `ecg-data split`"),
         (["--input", "set", "--split", "vlaid"], "unknown split 'vlaid'; known: pretrain, valid"),
         (["--input", "set", "--leads", "5"], "no combination of 5 leads"),
         (["--input", "set", "--leads", "I,V9"], "unknown lead 'V9'"),

@@ -1,5 +1,6 @@
 """The command line of predict.py."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from saved_model import save_tiny_classifier, save_tiny_encoder
 from data_tools.cli import main as ecg_data
 from data_tools.labels import LabelDefinition
 from data_tools.shards.dataset import Dataset
+from data_tools.splits.plans import RandomPlan
+from data_tools.splits.writing import split_dataset
 from engine.models import load
 from engine.predict import main
 
@@ -75,6 +78,18 @@ def test_segments_of_a_recording_are_averaged(run: Run, model: Path, dataset: Pa
             mean = float(torch.stack(segments)[:, number].mean())
             assert row[f"probability_{name}"] == pytest.approx(mean, abs=1e-5)
             assert row[f"decision_{name}"] == (mean >= threshold)
+
+
+def test_the_split_of_a_plan(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(dataset, tmp_path / "set"))
+    split_dataset(copied, RandomPlan(fractions=(0.5, 0.5)))
+    names: list[list[str]] = []
+    for split in ("train", "valid"):
+        options = ("--plan", "random", "--split", split, "-o", tmp_path / f"{split}.parquet")
+        assert run(model, copied, *options)[0] == 0
+        names.append(pq.read_table(tmp_path / f"{split}.parquet")["recording"].to_pylist())
+    assert run(model, copied, "-o", tmp_path / "all.parquet")[0] == 0
+    assert sorted(names[0] + names[1]) == pq.read_table(tmp_path / "all.parquet")["recording"].to_pylist()
 
 
 def test_a_csv_file_has_the_same_rows_whatever_the_batches(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
