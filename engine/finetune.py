@@ -5,17 +5,32 @@
 The best checkpoint becomes a model's folder, OUTPUT_DIR/model. Run it again with the same output_dir to resume.
 """
 
-from engine.tasks import LabelTask
-from engine.training.distributed import exit_process
+from engine.config import FinetuneConfig
+from engine.tasks import FinetuningTask, IdentificationTask, LabelTask
+from engine.training.distributed import Ranks, exit_process
 from engine.training.script import run_script
 
 _EXAMPLE = """deepspeed --num_gpus 1 engine/finetune.py --config configs/finetune/diagnosis.yaml \\
       data.path=datasets/physionet2021 init_from=models/first output_dir=runs/diagnosis leads=2"""
 
+TASKS: dict[str, type[FinetuningTask]] = {"labels": LabelTask, "identification": IdentificationTask}
+"""``task.name`` in a configuration -> task."""
+
 
 def main() -> int:
     """Runs the script; returns the exit status."""
-    return run_script(LabelTask, prog="finetune.py", description="Fine-tunes an ECG encoder.", example=_EXAMPLE)
+    return run_script(
+        FinetuningTask,  # type: ignore[type-abstract] # _prepare chooses the task
+        prog="finetune.py",
+        description="Fine-tunes an ECG encoder.",
+        example=_EXAMPLE,
+        prepare=_prepare,
+    )
+
+
+def _prepare(config: FinetuneConfig, ranks: Ranks) -> tuple[type[FinetuningTask], FinetuneConfig]:
+    del ranks
+    return TASKS[config.task.name], config
 
 
 if __name__ == "__main__":

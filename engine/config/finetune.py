@@ -1,5 +1,6 @@
 """Configuration of fine-tuning."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -40,7 +41,16 @@ class LabelOptions(Options):
         return self
 
 
-TASKS: dict[str, type[Options]] = {"labels": LabelOptions}
+class IdentificationOptions(Options):
+    """Identification of patients with ArcFace; segments of a patient get embeddings of high cosine similarity."""
+
+    scale: float = Field(192.0, gt=0)
+    """Factor on the cosine similarities."""
+    margin: float = Field(1.0, ge=0, lt=math.pi)
+    """Angle, in radians, by which a segment must be closer to its own patient than to any other."""
+
+
+TASKS: dict[str, type[Options]] = {"labels": LabelOptions, "identification": IdentificationOptions}
 """Name of a task in a configuration -> its options."""
 
 if TYPE_CHECKING:
@@ -56,7 +66,7 @@ class FinetuneConfig(RunConfig):
     """Initial weights: the folder of a model (engine/convert.py makes one from a run's checkpoint or from fairseq-signals), or
     random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
     task: TaskChoice
-    """What is learned, with options: labels."""
+    """What is learned, with options: labels or identification."""
     mode: Literal["full", "head"] = "full"
     """What is trained: the whole model, or only the head on a frozen encoder."""
     freeze_feature_encoder: bool = False

@@ -4,11 +4,13 @@ protocol.py     the interface of a task, and how to add one
 pretraining.py  self-supervised pre-training with any objective
 finetuning.py   what fine-tuning tasks share: an encoder with given weights, and a head
 labels.py       classification and regression
+identification.py  identification of patients
 evaluators.py   validation metrics: means, or functions of all predictions
 """
 
 from engine.tasks.evaluators import Evaluator, MeanEvaluator, PredictionEvaluator
 from engine.tasks.finetuning import FinetuningTask
+from engine.tasks.identification import IdentificationTask
 from engine.tasks.labels import LabelTask
 from engine.tasks.pretraining import PretrainingTask
 from engine.tasks.protocol import Score, StepOutput, Task
@@ -16,6 +18,7 @@ from engine.tasks.protocol import Score, StepOutput, Task
 __all__ = [
     "Evaluator",
     "FinetuningTask",
+    "IdentificationTask",
     "LabelTask",
     "MeanEvaluator",
     "PredictionEvaluator",

@@ -61,25 +61,26 @@ class MeanEvaluator(Evaluator):
         return dict(zip(self._means, means.double().mean(dim=0).tolist(), strict=True))
 
 
-class PredictionEvaluator(MeanEvaluator):
+class PredictionEvaluator(Evaluator):
     """Averages loss and metrics, and computes further metrics from the predictions of all samples.
 
     In these, each sample counts once, even if the last batch of a pass repeats samples of the first.
 
     Args:
-        num_batches: micro-batches that will be added on each rank.
+        num_batches: micro-batches that will be added on each rank; ``None``: without averages, as where no loss is defined.
         metrics: computes named metrics from the gathered predictions, arrays [num_samples, ...] sorted by the samples' rows.
     """
 
-    def __init__(self, num_batches: int, metrics: Callable[[Predictions], Mapping[str, float]]) -> None:
-        super().__init__(num_batches)
+    def __init__(self, num_batches: int | None, metrics: Callable[[Predictions], Mapping[str, float]]) -> None:
+        self._means = None if num_batches is None else MeanEvaluator(num_batches)
         self._metrics = metrics
         self._rows: list[Tensor] = []
         self._predictions: list[Mapping[str, Tensor]] = []
 
     def update(self, batch: Batch, output: StepOutput) -> None:
         """See :class:`Evaluator`."""
-        super().update(batch, output)
+        if self._means is not None:
+            self._means.update(batch, output)
         self._rows.append(batch.row)
         self._predictions.append({name: value.detach() for name, value in output.predictions.items()})
 
@@ -91,4 +92,5 @@ class PredictionEvaluator(MeanEvaluator):
             name: gather_ranks(torch.cat([batch[name] for batch in self._predictions])).float().cpu().numpy()[first]
             for name in self._predictions[0]
         }
-        return super().compute() | {name: float(value) for name, value in self._metrics(predictions).items()}
+        means = {} if self._means is None else self._means.compute()
+        return means | {name: float(value) for name, value in self._metrics(predictions).items()}

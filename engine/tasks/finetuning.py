@@ -33,7 +33,7 @@ class FinetuningModel(nn.Module):
     Args:
         encoder: the encoder.
         head: tokens [B, T', D] to outputs [B, ...].
-        loss: called with outputs and the batch's labels; has no parameters.
+        loss: called with outputs and the batch's labels.
         config: the encoder's leads and normalization.
         leads: names of the leads of the input; the encoder's other leads are zero.
         train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
@@ -92,6 +92,7 @@ class FinetuningTask(Task):
 
     config_class = FinetuneConfig
     pair = "single"
+    exports_model = True
 
     def __init__(self, config: FinetuneConfig) -> None:
         torch.manual_seed(config.seed)
@@ -160,6 +161,17 @@ class FinetuningTask(Task):
         """See :class:`Task`: loads the encoder's weights, unless they are random."""
         if self.config.init_from != RANDOM:
             self.model.encoder.load_state_dict(load(self.config.init_from).encoder.state_dict())
+
+    def exported_config(self, content: dict[str, Any]) -> ModelConfig:
+        """Returns the configuration of the trained model; ``content`` are the keys that depend on the task."""
+        provenance = {
+            "initial_model": self.config.init_from,
+            "initial_model_provenance": self.model_config.provenance,
+            "task": self.config.task.name,
+            "mode": self.config.mode,
+        }
+        own = {"encoder": self.config.model, "objective": None, "labels": None, "label_definition": None}
+        return ModelConfig.model_validate(self.model_config.model_dump() | own | {"provenance": provenance} | content)
 
     def flops_per_sample(self) -> float:
         """See :class:`Task`; a frozen encoder runs forward only."""

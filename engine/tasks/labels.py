@@ -27,8 +27,8 @@ from data_tools.shards.dataset import Dataset
 from engine import evaluation
 from engine.config import FinetuneConfig
 from engine.config.finetune import LabelOptions
-from engine.data import Batch, CropStore, Split, find_leads
-from engine.models import ClassificationHead, ModelConfig, save
+from engine.data import Batch, CropStore, Split
+from engine.models import ClassificationHead, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
 from engine.tasks.finetuning import FinetuningTask
@@ -64,10 +64,10 @@ class LabelLoss(nn.Module):
         num_classes = len(definition.classes)
         weights, mean, deviation = None, torch.zeros(num_classes), torch.ones(num_classes)
         if train_labels is not None and self.kind == "regression":
-            mean, deviation = (torch.from_numpy(f(train_labels, axis=0)).float() for f in (np.mean, np.std))
+            mean, deviation = (torch.tensor(f(train_labels, axis=0), dtype=torch.float32) for f in (np.mean, np.std))
             deviation = torch.where(deviation > 0, deviation, 1.0)
         elif train_labels is not None and options.class_weights == "balanced":
-            weights = torch.from_numpy(balanced_weights(definition, train_labels))
+            weights = torch.tensor(balanced_weights(definition, train_labels))
         # Facts about the training set, not weights: they belong in no checkpoint.
         self.register_buffer("weights", weights, persistent=False)
         self.register_buffer("mean", mean, persistent=False)
@@ -98,8 +98,6 @@ class LabelTask(FinetuningTask):
         splits: the training and, if there is one, the validation split with their labels; ``None``: labels without
             statistics, as for a trial of memory.
     """
-
-    exports_model = True
 
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         options: Any = config.task
@@ -159,28 +157,14 @@ class LabelTask(FinetuningTask):
         definition = self.definition
         if self._last is not None and definition.kind in {"multilabel", "binary"}:
             definition = definition.with_thresholds(evaluation.choose_f1_thresholds(*self._last))
-        provenance = {
-            "initial_model": self.config.init_from,
-            "mode": self.config.mode,
-            "pretraining_set": self.model_config.provenance.get("pretraining_set"),
-            "training_set": self._training_set,
-        }
-        content = self.model_config.model_dump() | {
-            "kind": "classifier",
-            "encoder": self.config.model,
-            "objective": None,
-            "trained_leads": tuple(LEADS[row] for row in find_leads(self.config.leads)),
-            "labels": definition.classes,
-            "label_definition": definition,
-            "provenance": provenance,
-        }
+        content = {"kind": "classifier", "labels": definition.classes, "label_definition": definition}
         tensors = dict(weights)
         if definition.kind == "regression":
             # The model in the folder gives values in their own unit.
             mean, deviation = (getattr(self.model.loss, name).cpu() for name in ("mean", "deviation"))
             tensors["head.projection.weight"] = tensors["head.projection.weight"] * deviation[:, None]
             tensors["head.projection.bias"] = tensors["head.projection.bias"] * deviation + mean
-        save(folder, ModelConfig.model_validate(content), tensors)
+        save(folder, self.exported_config(content), tensors)
 
     def make_evaluator(self, num_batches: int) -> Evaluator:
         """See :class:`Task`."""
@@ -189,13 +173,16 @@ class LabelTask(FinetuningTask):
     def metrics(self, predictions: Predictions) -> dict[str, float]:
         """Computes metrics per recording: the predictions of its segments are averaged.
 
+        Where crops of a recording have different labels, those with the same label are averaged.
+
         Args:
             predictions: ``predicted`` [N, C], ``label`` [N, ...] and ``recording`` [N] of all samples.
         """
-        _, first, recording = np.unique(predictions["recording"], return_index=True, return_inverse=True)
+        groups = np.column_stack([predictions["recording"], predictions["label"]])
+        _, first, group = np.unique(groups, axis=0, return_index=True, return_inverse=True)
         sums = np.zeros((len(first), predictions["predicted"].shape[1]))
-        np.add.at(sums, recording, predictions["predicted"].astype(np.float64))
-        means = sums / np.bincount(recording)[:, None]
+        np.add.at(sums, group, predictions["predicted"].astype(np.float64))
+        means = sums / np.bincount(group)[:, None]
         labels = predictions["label"][first]
         self._last = (labels, means)
         computed = make_metrics(self.definition, labels, means)

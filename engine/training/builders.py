@@ -49,7 +49,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
-    config = resolve_micro_batch_size(config, lambda: task_class(config), ranks, resumed[1] if resumed else None)
+    config = resolve_micro_batch_size(config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None)
 
     task = task_class(config, splits)
     if resumed:

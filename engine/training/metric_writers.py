@@ -19,7 +19,7 @@ from engine.options import UserError
 Row = Mapping[str, float | int | str]
 
 # What the terminal shows of validation besides the loss.
-_SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae")
+_SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae", "rank1")
 
 
 class MetricWriter(Protocol):

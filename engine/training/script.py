@@ -6,8 +6,9 @@ import os
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import torch
 
@@ -23,8 +24,10 @@ from engine.training.export import export_model
 from engine.training.summary import conclude_run
 from engine.training.trainer import TrainingStoppedError
 
+Prepare = Callable[[Any, Ranks], tuple[type[Task], Any]]
 
-def run_script(task_class: type[Task], *, prog: str, description: str, example: str) -> int:
+
+def run_script(task_class: type[Task], *, prog: str, description: str, example: str, prepare: Prepare | None = None) -> int:
     """Trains a task as the command line says.
 
     Args:
@@ -32,6 +35,8 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         prog: name of the script.
         description: one line for ``--help``.
         example: an example command for ``--help``.
+        prepare: chooses the task by the configuration, and may change the configuration; all ranks call it together, after the
+            run's folder was locked. ``None``: the task is ``task_class``.
 
     Returns:
         The exit status: 0 after success, 2 after a user's mistake, 143 after a signal and a saved checkpoint. After errors
@@ -59,7 +64,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     except UserError as error:
         return fail(error, report=is_main)
     try:
-        _train(config, ranks, task_class)
+        _train(config, ranks, prepare or (lambda config, _: (task_class, config)))
         status = 0
     except TrainingStoppedError as stopped:
         fail(stopped, report=ranks.is_main)
@@ -107,7 +112,7 @@ def _parse_arguments(prog: str, description: str, example: str) -> argparse.Name
     return parser.parse_intermixed_args()
 
 
-def _train(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> None:
+def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # DeepSpeed 0.19 calls collectives by names that PyTorch 2.13 has renamed.
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
@@ -115,6 +120,7 @@ def _train(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> None:
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
     lock: list[TextIO] = []
     ranks.on_main_rank(lambda: lock.append(lock_run_folder(config.output_dir)))
+    task_class, config = prepare(config, ranks)
     trainer = build_trainer(config, ranks, task_class)
     try:
         trainer.run()

@@ -93,7 +93,7 @@ def summarize(
         steps=int(rows[-1]["step"]),
         loss_first=median(row["loss"] for row in rows[:ends]),
         loss_last=median(row["loss"] for row in rows[-ends:]),
-        valid_loss_last=valid[-1]["loss"] if valid else None,
+        valid_loss_last=valid[-1].get("loss") if valid else None,
         accuracies_last={
             name.removeprefix(_ACCURACY): median(row[name] for row in rows[-ends:])
             for name in rows[-1]

@@ -149,6 +149,17 @@ def test_predictions_of_a_recording_are_averaged_over_its_segments() -> None:
     assert metrics["auroc_macro"] == pytest.approx(0.5)  # 0.4 lies between 0.5 and 0.1
 
 
+def test_crops_of_a_recording_with_different_labels_are_scored_apart() -> None:
+    task = LabelTask(config())
+    predicted, labels = np.zeros((4, 26), np.float32), np.zeros((4, 26), np.float32)
+    predicted[:, 0] = [0.8, 0.6, 0.1, 0.2]
+    labels[:2, 0] = 1
+    task.metrics({"predicted": predicted, "label": labels, "recording": np.zeros(4, np.float32)})
+    assert task._last is not None
+    scored = np.stack([part[:, 0] for part in task._last])
+    np.testing.assert_allclose(scored, [[0, 1], [0.15, 0.7]], rtol=1e-6)
+
+
 def test_balanced_weights_make_up_for_rare_classes() -> None:
     labels = np.zeros((10, 26), np.float32)
     labels[:2, 0] = 1
