@@ -143,6 +143,14 @@ class ValidationOptions(Options):
     """Steps between evaluations; null: only after the last step."""
     max_batches: int | None = Field(None, gt=0)
     """Largest number of micro-batches per rank and evaluation; null: the whole split."""
+    patience: int | None = Field(None, gt=0)
+    """Early stopping: evaluations in a row without a better score after which the run ends; null: off."""
+
+    @model_validator(mode="after")
+    def _check_patience(self) -> Self:
+        if self.patience is not None and self.every_steps is None:
+            raise ValueError("validation.patience counts evaluations during training: set validation.every_steps")
+        return self
 
 
 class CheckpointOptions(Options):

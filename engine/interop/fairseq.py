@@ -207,6 +207,11 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         raise UserError(f"{checkpoint}: already exists: name a new file")
     model, tensors = load_tensors(folder)
     config = model.config
+    if config.encoder.output_layers > 1:
+        raise UserError(
+            f"{folder}: cannot be exported: its output is the mean of the last {config.encoder.output_layers} blocks, and that "
+            f"of the official encoder is the last block's"
+        )
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
     if not keys.has_projection(config.encoder):
         for name, tensor in _identity(config.encoder.width).items():

@@ -37,7 +37,13 @@ MODELS: Final[dict[str, Family]] = {
 
 _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
 # What fine-tuning sets anew, and its defaults; the rest of the encoder is described by the cfg of pre-training, kept inside.
-_FINE_TUNING_DEFAULTS: Final = {"dropout": 0.0, "attention_dropout": 0.0, "dropout_input": 0.0, "feature_grad_mult": 0.0}
+_FINE_TUNING_DEFAULTS: Final = {
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "activation_dropout": 0.0,
+    "dropout_input": 0.0,
+    "feature_grad_mult": 0.0,
+}
 
 _MAX_BLOCKS = 64
 _Number = Annotated[int, Field(strict=True, ge=0)]
@@ -128,6 +134,7 @@ class _Encoder(_Section):
     mlp_width: _Size = Field(3072, alias="encoder_ffn_embed_dim")
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    activation_dropout: float = 0.0
     pos_kernel: _Size = Field(128, alias="conv_pos")
     pos_groups: _Size = Field(16, alias="conv_pos_groups")
     layer_norm_first: bool = False
@@ -293,7 +300,6 @@ def write_cfg(config: ModelConfig, *, has_mask_embedding: bool) -> dict[str, Any
         "in_d": len(config.leads),
         "conv_bias": False,
         "layer_norm_first": False,
-        "activation_dropout": 0.0,
         "encoder_layerdrop": 0.0,
         "apply_mask": has_mask_embedding,
         "mask_prob": 0.0,

@@ -7,6 +7,7 @@ Legend: B segments, C leads, T samples at the input and tokens after the feature
 
 from typing import NamedTuple, Self
 
+import torch
 from pydantic import Field, model_validator
 from torch import Tensor, is_grad_enabled, nn
 from torch.utils.checkpoint import checkpoint
@@ -51,6 +52,13 @@ class EncoderOptions(Options):
     """Dropout of the transformer's input and of each residual branch."""
     attention_dropout: float = Field(default=0.1, ge=0, lt=1)
     """Dropout of the attention weights."""
+    activation_dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Dropout of the hidden values of the feed-forward networks, after the GELU."""
+    drop_path: float = Field(default=0.0, ge=0, lt=1)
+    """Stochastic depth: probability that a segment skips a residual branch of the last block; lower blocks have less, in
+    proportion to their number, and the first has none."""
+    output_layers: int = Field(default=1, ge=1, le=_MAX_DEPTH)
+    """Number of last blocks whose outputs are averaged; 1: the last block's output."""
     pos_kernel: int = Field(default=128, ge=1, le=_MAX_SIZE)
     """Kernel size of the positional convolution, in tokens."""
     pos_groups: int = Field(default=16, ge=1, le=_MAX_SIZE)
@@ -62,6 +70,8 @@ class EncoderOptions(Options):
             raise ValueError(f"width {self.width} is not divisible by num_heads {self.num_heads}")
         if self.width % self.pos_groups:
             raise ValueError(f"width {self.width} is not divisible by pos_groups {self.pos_groups}")
+        if self.output_layers > self.depth:
+            raise ValueError(f"output_layers {self.output_layers} is more than depth {self.depth}")
         return self
 
 
@@ -84,7 +94,7 @@ class EncoderOutput(NamedTuple):
     """The encoder's output, which objectives and heads use."""
 
     context: Tensor
-    """[B, T, D], output of the transformer."""
+    """[B, T, D], output of the transformer: of its last block, or the mean of its last ``output_layers`` blocks."""
     features: Tensor
     """[B, T, F], output of the feature encoder, before LayerNorm."""
     latents: Tensor
@@ -124,8 +134,10 @@ class Encoder(nn.Module):
                 options.dropout,
                 options.attention_dropout,
                 compute.attention,
+                activation_dropout=options.activation_dropout,
+                drop_path=options.drop_path * i / max(1, options.depth - 1),
             )
-            for _ in range(options.depth)
+            for i in range(options.depth)
         )
 
     def num_tokens(self, num_samples: int) -> int:
@@ -154,11 +166,12 @@ class Encoder(nn.Module):
         if mask is not None:
             x = self.mask_embedding(x, mask)
         x = self.context_dropout(self.context_norm(self.positional_convolution(x)))
-        recomputes = self.activation_checkpointing and is_grad_enabled()
+        outputs: list[Tensor] = []
         for block in self.blocks:
-            # PyTorch restores its generators for the second run, so that the same values are dropped.
-            x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
-        return EncoderOutput(context=x, features=features, latents=self.feature_dropout(normed))
+            x = self._run(block, x)
+            outputs = [*outputs, x][-self.options.output_layers :]
+        context = x if len(outputs) == 1 else torch.stack(outputs).mean(0)
+        return EncoderOutput(context, features=features, latents=self.feature_dropout(normed))
 
 
 def flops_per_segment(options: EncoderOptions, num_leads: int, num_samples: int) -> float:

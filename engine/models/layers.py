@@ -38,6 +38,24 @@ class Dropout(nn.Dropout):
         return dropout(x, self.p) if self.training else x
 
 
+class DropPath(nn.Module):
+    """Stochastic depth (https://arxiv.org/abs/1603.09382): zeroes whole segments of a residual branch in training.
+
+    Args:
+        p: probability that a segment is zeroed; the others are scaled by 1 / (1 - p).
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Zeroes segments of [B, T, D]."""
+        if self.p == 0 or not self.training:
+            return x
+        return x * x.new_empty(len(x), 1, 1).bernoulli_(1 - self.p).div_(1 - self.p)
+
+
 class LayerNorm(nn.LayerNorm):
     """``nn.LayerNorm`` over the last axis that computes in the dtype of its input (statistics in fp32)."""
 

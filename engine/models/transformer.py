@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from engine.models.functional import AttentionBackend, attention
-from engine.models.layers import Dropout, LayerNorm, Linear
+from engine.models.layers import Dropout, DropPath, LayerNorm, Linear
 
 
 class SelfAttention(nn.Module):
@@ -47,6 +47,8 @@ class Block(nn.Module):
         dropout: dropout of both residual branches.
         attention_dropout: dropout of the attention weights.
         attention_backend: see :func:`engine.models.functional.attention`.
+        activation_dropout: dropout after the GELU.
+        drop_path: probability that a segment skips a residual branch (stochastic depth).
     """
 
     def __init__(
@@ -57,6 +59,9 @@ class Block(nn.Module):
         dropout: float,
         attention_dropout: float,
         attention_backend: AttentionBackend = "auto",
+        *,
+        activation_dropout: float = 0.0,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention = SelfAttention(width, num_heads, attention_dropout, attention_backend)
@@ -65,11 +70,14 @@ class Block(nn.Module):
         self.fc2 = Linear(mlp_width, width)
         self.mlp_norm = LayerNorm(width)
         self.dropout = Dropout(dropout)
+        self.activation_dropout = Dropout(activation_dropout)
+        self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor) -> Tensor:
         """Transforms tokens [B, T, D]."""
-        x = self.attention_norm(x + self.dropout(self.attention(x)))
-        y: Tensor = self.mlp_norm(x + self.dropout(self.fc2(F.gelu(self.fc1(x)))))
+        x = self.attention_norm(x + self.drop_path(self.dropout(self.attention(x))))
+        hidden = self.activation_dropout(F.gelu(self.fc1(x)))
+        y: Tensor = self.mlp_norm(x + self.drop_path(self.dropout(self.fc2(hidden))))
         return y
 
 

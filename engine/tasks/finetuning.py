@@ -24,7 +24,16 @@ from engine.tasks.protocol import Task
 
 RANDOM = "random"
 # Of a trained encoder these may differ from what it was trained with: they change no weight's shape or meaning.
-_CHANGEABLE = {"feature_grad_scale", "feature_dropout", "input_dropout", "dropout", "attention_dropout"}
+_CHANGEABLE = {
+    "feature_grad_scale",
+    "feature_dropout",
+    "input_dropout",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "drop_path",
+    "output_layers",
+}
 
 
 class FinetuningModel(nn.Module):

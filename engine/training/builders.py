@@ -40,6 +40,11 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     dataset = open_dataset(config, ranks)
     splits = task_class.open_splits(config, dataset)
     ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in task_class.notices(config, dataset)))
+    if config.validation.patience is not None and "valid" not in splits:
+        raise UserError(
+            f"validation.patience needs a validation split, and {config.data.path} has no '{config.data.valid_split}': set "
+            f"data.valid_split, or validation.patience=null"
+        )
     keep_best = task_class.score(config).mode if config.checkpoint.keep_best else None
     checkpoints = Checkpoints(
         config.output_dir / "checkpoints",
@@ -80,8 +85,10 @@ def _make_state(config: RunConfig, num_crops: int, resumed: CheckpointInfo | Non
     step = resumed.step if resumed else 0
     cursor = resumed.loader["cursor"] if resumed else 0
     num_steps = config.train.steps or step + _remaining_steps(config, num_crops, cursor)
-    best_score = resumed.best_score if resumed else None
-    return RunState(step=step, num_steps=num_steps, best_score=best_score, saved_step=step, first_step=step)
+    best_score, num_worse = (resumed.best_score, resumed.num_worse) if resumed else (None, 0)
+    if config.validation.patience is not None and num_worse >= config.validation.patience:
+        num_steps = step  # the run has stopped early
+    return RunState(step, num_steps, best_score, num_worse, saved_step=step, first_step=step)
 
 
 def _remaining_steps(config: RunConfig, num_crops: int, cursor: int) -> int:

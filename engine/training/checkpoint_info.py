@@ -42,6 +42,7 @@ class CheckpointInfo:
         num_updates: how often the optimizer has updated the weights.
         score: validation score at this step, if it was computed.
         best_score: best validation score of the run so far.
+        num_worse: evaluations since the one with the best score.
         versions: versions of the packages that wrote the checkpoint.
         parts: of each rank, the slices that its files hold.
         files: name -> description of every other file.
@@ -58,6 +59,7 @@ class CheckpointInfo:
     num_updates: _Count = 0
     score: float | None = None
     best_score: float | None = None
+    num_worse: _Count = 0
     versions: dict[str, str] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     files: dict[str, FileDescription] = field(default_factory=dict)

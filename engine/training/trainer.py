@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -49,6 +50,7 @@ class RunState:
         step: number of finished steps.
         num_steps: the step after which the run ends.
         best_score: best validation score so far, or ``None`` before the first validation.
+        num_worse: evaluations since the one with the best score.
         saved_step: step of the newest checkpoint; 0: none.
         first_step: the step that this process started from.
     """
@@ -56,6 +58,7 @@ class RunState:
     step: int
     num_steps: int
     best_score: float | None = None
+    num_worse: int = 0
     saved_step: int = 0
     first_step: int = 0
 
@@ -104,10 +107,10 @@ class Trainer:
         while self.state.step < self.state.num_steps:
             self._train_step()
             self.checkpoints.check()
-            score = self.validate() if self._is_due(self.config.validation.every_steps) else None
-            is_best = score is not None and self._score.is_better(score, self.state.best_score)
-            if is_best:
-                self.state.best_score = score
+            score, is_best = None, False
+            if self._is_due(self.config.validation.every_steps):
+                score = self.validate()
+                is_best = self._update_best(score)
             if self._is_due(self.config.checkpoint.every_steps) or (is_best and self.config.checkpoint.keep_best):
                 self._save(score)
         self._finish_in_flight()
@@ -129,6 +132,21 @@ class Trainer:
         metrics = evaluate(self.config, self.task, self.backend.model, self.data, self.ranks, on_batch=self._watchdog.progress)
         self._write("valid", {"step": self.state.step, **metrics})
         return metrics.get(self._score.name)
+
+    def _update_best(self, score: float | None) -> bool:
+        """Returns whether a score is the best so far; after too many in a row that are not, this step becomes the last."""
+        if score is not None and self._score.is_better(score, self.state.best_score):
+            self.state.best_score, self.state.num_worse = score, 0
+            return True
+        self.state.num_worse += 1
+        if self.state.num_worse == self.config.validation.patience and self.state.step < self.state.num_steps:
+            if self.ranks.is_main:
+                sys.stderr.write(
+                    f"stopping early after step {self.state.step}: {self._score.name} has not improved in "
+                    f"{self.state.num_worse} evaluations\n"
+                )
+            self.state.num_steps = self.state.step
+        return False
 
     def _is_due(self, every_steps: int | None) -> bool:
         is_last = self.state.step == self.state.num_steps
@@ -256,6 +274,7 @@ class Trainer:
             frozen=self.backend.frozen,
             score=score,
             best_score=self.state.best_score,
+            num_worse=self.state.num_worse,
             versions={name: version(name) for name in ("ecg-engine", "torch", "deepspeed")},
         )
         self._watchdog.progress()

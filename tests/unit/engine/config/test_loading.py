@@ -10,6 +10,12 @@ from engine.config import load_config as load_config_of
 from engine.options import UserError
 
 CONFIGS = Path(__file__).parents[4] / "configs"
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "finetune").glob("*.yaml")), ids=lambda file: file.stem)
+def test_fine_tuning_presets_are_valid(file: Path) -> None:
+    task = ["output_dir=out", "task.name=labels"] if file.stem == "base" else []
+    load_config(FinetuneConfig, [file], ["init_from=random", *task])
 PRESETS = sorted(file for file in CONFIGS.glob("pretrain/*.yaml") if file.stem != "base")
 PAPER = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml"
 

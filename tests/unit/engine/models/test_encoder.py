@@ -4,7 +4,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tiny_model import tiny_encoder_options
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.utils.parametrizations import weight_norm
@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from engine.models import ComputeOptions, Encoder, EncoderOptions, flops_per_segment
 from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
+from engine.models.layers import DropPath
 from engine.models.positional import PositionalConvolution
 from engine.models.transformer import Block
 
@@ -113,7 +114,7 @@ def test_gradient_of_the_feature_encoder_is_scaled(scale: float) -> None:
 
 def test_dropout_acts_where_the_options_say() -> None:
     segments = torch.randn(2, 12, 320)
-    for name in ("feature_dropout", "input_dropout", "dropout", "attention_dropout"):
+    for name in ("feature_dropout", "input_dropout", "dropout", "attention_dropout", "activation_dropout", "drop_path"):
         torch.manual_seed(0)
         encoder = Encoder(tiny_encoder_options(**{name: 0.3}))
         first, second = encoder(segments), encoder(segments)
@@ -122,6 +123,26 @@ def test_dropout_acts_where_the_options_say() -> None:
         assert torch.equal(first.context, second.context) == (name == "feature_dropout"), name
         encoder.eval()
         assert torch.equal(encoder(segments).context, encoder(segments).context)
+
+
+def test_stochastic_depth_drops_whole_segments_and_keeps_the_mean() -> None:
+    torch.manual_seed(0)
+    dropped = DropPath(0.3)(torch.ones(10_000, 2, 3))
+    assert (dropped == dropped[:, :1, :1]).all()
+    assert dropped.mean().item() == pytest.approx(1, abs=0.03)
+    assert dropped.unique().tolist() == pytest.approx([0, 1 / 0.7])
+    encoder = Encoder(tiny_encoder_options(depth=3, drop_path=0.4))
+    assert [module.p for module in encoder.modules() if isinstance(module, DropPath)] == [0, 0.2, 0.4]
+
+
+def test_the_outputs_of_the_last_blocks_are_averaged() -> None:
+    torch.manual_seed(0)
+    encoder, segments = Encoder(tiny_encoder_options(depth=3, output_layers=2)), torch.randn(2, 12, 320)
+    outputs: list[Tensor] = []
+    for block in encoder.blocks:
+        block.register_forward_hook(lambda *args: outputs.append(args[2]))
+    context = encoder(segments).context
+    torch.testing.assert_close(context, (outputs[1] + outputs[2]) / 2)
 
 
 def test_latents_are_not_masked() -> None:

@@ -30,3 +30,11 @@ def test_a_resumed_run_keeps_its_best_score() -> None:
     config = load_config(PretrainConfig, [PAPER], ["train.batch_size=8"])
     state = _make_state(config, 100, CHECKPOINT)
     assert (state.step, state.first_step, state.saved_step, state.best_score) == (5, 5, 5, 0.5)
+
+
+def test_a_run_that_has_stopped_early_does_not_go_on_unless_it_gets_more_patience() -> None:
+    stopped = replace(CHECKPOINT, num_worse=3)
+    for patience, num_steps in (("3", 5), ("4", 9)):
+        overrides = ["train.steps=9", "train.batch_size=8", "validation.every_steps=1", f"validation.patience={patience}"]
+        state = _make_state(load_config(PretrainConfig, [PAPER], overrides), 100, stopped)
+        assert (state.num_steps, state.num_worse) == (num_steps, 3)
