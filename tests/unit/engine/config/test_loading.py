@@ -5,17 +5,11 @@ from typing import Any
 import pytest
 import yaml
 
-from engine.config import PretrainConfig, to_yaml
+from engine.config import FinetuneConfig, PretrainConfig, to_yaml
 from engine.config import load_config as load_config_of
 from engine.options import UserError
 
 CONFIGS = Path(__file__).parents[4] / "configs"
-
-
-@pytest.mark.parametrize("file", sorted((CONFIGS / "finetune").glob("*.yaml")), ids=lambda file: file.stem)
-def test_fine_tuning_presets_are_valid(file: Path) -> None:
-    task = ["output_dir=out", "task.name=labels"] if file.stem == "base" else []
-    load_config(FinetuneConfig, [file], ["init_from=random", *task])
 PRESETS = sorted(file for file in CONFIGS.glob("pretrain/*.yaml") if file.stem != "base")
 PAPER = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml"
 
@@ -261,3 +255,9 @@ def test_an_unknown_preset_names_the_nearest(tmp_path: Path) -> None:
 def test_a_micro_batch_size_is_a_number_or_auto(size: object) -> None:
     with pytest.raises(UserError, match=r"micro_batch_size: expected a positive number, 'auto' or null"):
         load(f"train.micro_batch_size={size}")
+
+
+@pytest.mark.parametrize("file", sorted((CONFIGS / "finetune").glob("*.yaml")), ids=lambda file: file.stem)
+def test_fine_tuning_presets_are_valid(file: Path) -> None:
+    task = ["output_dir=out", "task.name=labels"] if file.stem == "base" else []
+    load_config_of(FinetuneConfig, [file], ["init_from=random", *task])
