@@ -63,11 +63,13 @@ class FinetuneConfig(RunConfig):
     """Everything a fine-tuning run is made of."""
 
     init_from: str
-    """Initial weights: the folder of a model (engine/convert.py makes one from a run's checkpoint or from fairseq-signals), or
-    random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
+    """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
+    fairseq-signals; or random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
     task: TaskChoice
     """What is learned, with options: labels or identification."""
     mode: Literal["full", "head"] = "full"
     """What is trained: the whole model, or only the head on a frozen encoder."""
+    label_fraction: float = Field(1.0, gt=0, le=1)
+    """Share of the labeled training patients to train on, chosen by the seed; a smaller share is part of any larger one."""
     freeze_feature_encoder: bool = False
     """Whether the convolutional feature encoder keeps its weights."""

@@ -3,11 +3,14 @@
 Legend: B segments, C leads of the run, M leads of the model, T samples, D width.
 """
 
+import math
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from data_tools.leads import LEADS
@@ -15,7 +18,8 @@ from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import read_plan
 from engine.config import FinetuneConfig
-from engine.data import find_leads, find_pretraining_set
+from engine.counter_rng import fold_key, random_bits
+from engine.data import CropStore, find_leads, find_pretraining_set
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.model_config import read_config
 from engine.models.pretrained import zscore_per_lead
@@ -186,6 +190,30 @@ class FinetuningTask(Task):
         """See :class:`Task`; a frozen encoder runs forward only."""
         flops = flops_per_segment(self.config.model, len(self.model_config.leads), SEGMENT_SAMPLES)
         return flops if self.config.mode == "full" else flops / 3
+
+
+def open_train_segments(
+    config: FinetuneConfig, dataset: Dataset, split: str, chosen: NDArray[np.bool_] | None = None
+) -> CropStore:
+    """Opens the segments of ``label_fraction`` of a split's patients.
+
+    The patients of a smaller fraction are among those of a larger one.
+
+    Args:
+        config: the run's configuration.
+        dataset: the dataset.
+        split: the split's name.
+        chosen: bool, for each crop of the split whether to use it; ``None``: all.
+    """
+    store = CropStore(dataset, split, unit="segment", chosen=chosen)
+    if config.label_fraction == 1:
+        return store
+    num_patients = int(store.patient.max()) + 1
+    words = random_bits(fold_key([config.seed, "label fraction"]), torch.arange(num_patients), 1)[:, 0].numpy()
+    patients = np.argsort(words, kind="stable")[: math.ceil(config.label_fraction * num_patients)]
+    chosen = np.zeros(dataset.manifest.counts[split].crops, dtype=np.bool_)
+    chosen[store.crop[np.isin(store.patient, patients)]] = True
+    return CropStore(dataset, split, unit="segment", chosen=chosen)
 
 
 def initial_config(config: FinetuneConfig) -> ModelConfig:

@@ -22,7 +22,7 @@ from engine.evaluation import match
 from engine.models import ArcFace, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
-from engine.tasks.finetuning import FinetuningTask
+from engine.tasks.finetuning import FinetuningTask, open_train_segments
 from engine.tasks.protocol import Score, StepOutput
 
 
@@ -102,11 +102,14 @@ class IdentificationTask(FinetuningTask):
     def open_splits(cls, config: FinetuneConfig, dataset: Dataset) -> dict[str, Split]:
         """See :class:`Task`: all segments of the training split, and of validation the crops that contain the pairs."""
         names = cls.split_names(config, dataset)
-        stores = {name: CropStore(dataset, split, unit="segment") for name, split in names.items()}
+        stores = {"train": open_train_segments(config, dataset, names["train"])}
         if stores["train"].patient.max() == 0:
-            raise UserError(f"{dataset.path}: split '{names['train']}' has only one patient; identification needs two or more")
-        if "valid" in stores:
-            store = stores["valid"]
+            raise UserError(
+                f"{dataset.path}: identification needs two or more patients; split '{names['train']}' with "
+                f"label_fraction={config.label_fraction:g} has one"
+            )
+        if "valid" in names:
+            store = CropStore(dataset, names["valid"], unit="segment")
             pairs = find_pairs(store.patient, store.recording)
             where = f"{dataset.path}: split '{names['valid']}'"
             if len(pairs.probe) < 2:

@@ -31,7 +31,7 @@ from engine.data import Batch, CropStore, Split
 from engine.models import ClassificationHead, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
-from engine.tasks.finetuning import FinetuningTask
+from engine.tasks.finetuning import FinetuningTask, open_train_segments
 from engine.tasks.protocol import Score, StepOutput
 
 SCORES = {
@@ -138,7 +138,10 @@ class LabelTask(FinetuningTask):
                 labels = label_split(dataset, split if plan is None else None, labeler)
                 if not labels.is_labeled.any():
                     raise UserError(f"{dataset.path}: no crop of split '{split}' has a label of {labels.definition.name}")
-                store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
+                if name == "train":
+                    store = open_train_segments(config, dataset, split, labels.is_labeled)
+                else:
+                    store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
                 splits[name] = Split(store, labels.values[store.crop])
         except LabelError as error:
             raise UserError(str(error)) from None

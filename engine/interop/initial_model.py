@@ -1,0 +1,63 @@
+"""Resolves what a fine-tuning run starts from to the folder of a model."""
+
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.interop.fairseq import import_fairseq
+from engine.interop.zero_checkpoint import import_checkpoint
+from engine.models.model_config import CONFIG_FILE
+from engine.options import UserError
+from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, read_info
+from engine.training.export import MODEL_FOLDER
+
+INITIAL_MODEL_FOLDER = "init_model"
+
+
+def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[str]]:
+    """Returns the folder of the model that ``init_from`` names, and notes for the user.
+
+    The folder of a model is returned as it is. A checkpoint of a pre-training run, or of the official implementation, is
+    converted to ``output_dir/init_model``; a run that has checkpoints of its own keeps what was converted at its start.
+
+    Args:
+        source: a model's folder; a run's folder: its exported model, else its checkpoint with the lowest validation loss, else
+            its newest; a checkpoint's folder; or a ``.pt`` file of the official implementation.
+        output_dir: the run's folder.
+
+    Raises:
+        UserError: none of these, or it cannot be converted.
+    """
+    if (source / CONFIG_FILE).is_file():
+        return source, []
+    if (source / MODEL_FOLDER / CONFIG_FILE).is_file():
+        return source / MODEL_FOLDER, [f"init_from: using {source / MODEL_FOLDER}"]
+    convert, path = _find_checkpoint(source)
+    folder = output_dir / INITIAL_MODEL_FOLDER
+    if folder.is_dir() and any((output_dir / "checkpoints").glob("step-*")):
+        return folder, [f"init_from: using {folder}, converted from it when the run started"]
+    shutil.rmtree(folder, ignore_errors=True)
+    notes = convert(path, folder)
+    return folder, [*notes, f"init_from: converted {path} to {folder}"]
+
+
+def _find_checkpoint(source: Path) -> tuple[Callable[[Path, Path], list[str]], Path]:
+    """Returns the function that converts a checkpoint, and its path."""
+    if source.is_file():
+        return import_fairseq, source
+    if (source / "checkpoint.json").is_file():
+        return import_checkpoint, source
+    saved = sorted(path for path in (source / "checkpoints").glob("*") if FOLDER_NAME.fullmatch(path.name))
+    if not saved:
+        raise UserError(
+            f"init_from: {source} is neither a model's folder, nor a run's or a checkpoint's, nor a .pt file of the official "
+            f"implementation; use one of these, or random"
+        )
+    return import_checkpoint, min(saved, key=lambda path: _sort_key(read_info(path)))
+
+
+def _sort_key(info: CheckpointInfo) -> tuple[float, int]:
+    """Sorts the checkpoint with the lowest loss first; of those without a loss, the newest."""
+    loss = math.inf if info.score is None or not math.isfinite(info.score) else info.score
+    return loss, -info.step

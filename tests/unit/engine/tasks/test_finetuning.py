@@ -1,0 +1,50 @@
+"""What all fine-tuning tasks share."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+from dataset_fixtures import write_dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_tools.shards.dataset import Dataset
+from engine.config import FinetuneConfig
+from engine.tasks.finetuning import open_train_segments
+
+SIZES = {"width": 16, "depth": 3, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
+
+
+def config(**changes: Any) -> FinetuneConfig:
+    content = {
+        "output_dir": "runs/none",
+        "data": {"path": "datasets/none"},
+        "init_from": "random",
+        "model": SIZES,
+        "train": {"steps": 1},
+        "task": {"name": "labels"},
+    }
+    return FinetuneConfig.model_validate(content | changes)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """20 patients of two recordings of two crops."""
+    return Dataset.open(write_dataset(tmp_path_factory.mktemp("data") / "dataset", {"pretrain": 80}))
+
+
+@settings(max_examples=10)  # each opens the dataset three times
+@given(st.floats(0.001, 1), st.floats(0.001, 1), st.integers(0, 3))
+def test_label_fractions_are_whole_patients_and_nested(dataset: Dataset, one: float, other: float, seed: int) -> None:
+    labeled = np.arange(80) % 8 != 0
+    everything = open_train_segments(config(), dataset, "pretrain", labeled)
+    samples = [
+        open_train_segments(config(label_fraction=fraction, seed=seed), dataset, "pretrain", labeled)
+        for fraction in sorted((one, other))
+    ]
+    small, large = ({*store.crop} for store in samples)
+    assert small <= large
+    for store, fraction in zip(samples, sorted((one, other)), strict=True):
+        patients = np.unique(store.crop // 4)
+        assert len(patients) == np.ceil(fraction * 20)
+        assert set(store.crop) == {crop for crop in everything.crop if crop // 4 in patients}
