@@ -26,6 +26,8 @@ class ParameterGroup(Options):
     """Multiplier for the learning rate of this group."""
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: that of the optimizer."""
+    first_step: int = Field(0, ge=0)
+    """Step, from 0, at which the training of this group begins; its learning rate is 0 before."""
 
 
 class OptimizerOptions(Options):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from data_tools.labels import PTBXL_LEVELS, Kind
-from engine.config.base import RunConfig
+from engine.config.base import ParameterGroup, RunConfig
 from engine.options import NamedOptions, Options, tagged_choice
 
 
@@ -67,9 +67,42 @@ class FinetuneConfig(RunConfig):
     fairseq-signals; or random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
     task: TaskChoice
     """What is learned, with options: labels or identification."""
-    mode: Literal["full", "head"] = "full"
-    """What is trained: the whole model, or only the head on a frozen encoder."""
+    mode: Literal["full", "head", "lora"] = "full"
+    """What is trained: the whole model; only the head, on a frozen encoder; or the head and low-rank updates of the matrices of
+    the transformer, which are merged when the model is exported (LoRA, https://arxiv.org/abs/2106.09685; needs peft)."""
+    lora_rank: int = Field(8, gt=0)
+    """Rank of the updates in mode lora."""
+    head_steps: int = Field(0, ge=0)
+    """Steps at the start in which only the head is trained (https://arxiv.org/abs/2202.10054)."""
+    layer_decay: float | None = Field(None, gt=0, le=1)
+    """Layer-wise learning-rate decay: the last block's learning rate is this factor times the head's, and so on downwards
+    (https://arxiv.org/abs/2106.08254). null: off."""
+    ema_decay: float | None = Field(None, gt=0, lt=1)
+    """Decay per step of an exponential moving average of the weights, which is evaluated and exported instead of them; null:
+    off."""
     label_fraction: float = Field(1.0, gt=0, le=1)
     """Share of the labeled training patients to train on, chosen by the seed; a smaller share is part of any larger one."""
     freeze_feature_encoder: bool = False
     """Whether the convolutional feature encoder keeps its weights."""
+
+    @model_validator(mode="after")
+    def _check_recipe(self) -> Self:
+        if self.layer_decay is not None and self.mode != "full":
+            raise ValueError(f"layer_decay needs mode=full, got mode={self.mode}")
+        if self.head_steps and self.mode == "head":
+            raise ValueError("head_steps has no meaning with mode=head, which trains only the head in all steps")
+        if self.ema_decay is not None and self.zero.stage == 3:
+            raise ValueError("ema_decay does not work with zero.stage=3, where no rank has the weights: set a lower stage")
+        return self
+
+    def encoder_groups(self) -> tuple[ParameterGroup, ...]:
+        """Returns the parameter groups that head_steps and layer_decay stand for."""
+        if self.layer_decay is None:
+            return (ParameterGroup(match="encoder.*", first_step=self.head_steps),) if self.head_steps else ()
+        depth = self.model.depth
+        scales = {f"encoder.blocks.{i}.*": self.layer_decay ** (depth - i) for i in range(depth)}
+        scales["encoder.*"] = self.layer_decay ** (depth + 1)
+        return tuple(
+            ParameterGroup(match=match, learning_rate_scale=scale, first_step=self.head_steps)
+            for match, scale in scales.items()
+        )

@@ -10,6 +10,7 @@ quantizer.py                Gumbel vector quantizer
 encoder.py                  the whole encoder and its options
 heads.py                    the classification head
 arcface.py                  ArcFace, which learns patients as directions
+lora.py                     low-rank updates of an encoder's matrices
 pretrained.py               a trained model as a folder: save and load
 model_config.py             its config.json
 model_weights.py            checks of its tensors

@@ -3,8 +3,10 @@
 Legend: B segments, C leads of the run, M leads of the model, T samples, D width.
 """
 
+import copy
 import math
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
@@ -21,6 +24,7 @@ from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
 from engine.data import CropStore, find_leads, find_pretraining_set
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
+from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
 from engine.models.pretrained import zscore_per_lead
 from engine.options import UserError
@@ -50,6 +54,7 @@ class FinetuningModel(nn.Module):
         config: the encoder's leads and normalization.
         leads: names of the leads of the input; the encoder's other leads are zero.
         train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
+        has_average: whether to keep an average of encoder and head, which takes their place in evaluation.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class FinetuningModel(nn.Module):
         leads: tuple[str, ...],
         *,
         train_encoder: bool,
+        has_average: bool = False,
     ) -> None:
         super().__init__()
         self.encoder, self.head, self.loss = encoder, head, loss
@@ -72,10 +78,15 @@ class FinetuningModel(nn.Module):
         self.register_buffer("lead_places", places, persistent=False)
         if not train_encoder:
             encoder.requires_grad_(requires_grad=False)
+        self.average: nn.ModuleDict | None = None
+        if has_average:
+            self.average = nn.ModuleDict({"encoder": copy.deepcopy(encoder), "head": copy.deepcopy(head)})
+            self.average.requires_grad_(requires_grad=False)
 
     def forward(self, segments: Tensor, labels: Tensor) -> Any:
         """Returns what the loss makes of segments [B, C, T] in mV and labels [B, ...]."""
-        return self.loss(self.head(self.context(segments)), labels)
+        head = self.head if self.training or self.average is None else self.average["head"]
+        return self.loss(head(self.context(segments)), labels)
 
     def context(self, segments: Tensor) -> Tensor:
         """Returns the encoder's tokens [B, T', D] for segments [B, C, T] in mV."""
@@ -84,9 +95,18 @@ class FinetuningModel(nn.Module):
         if self.lead_places is not None:
             full = segments.new_zeros(len(segments), self._num_leads, segments.shape[-1])
             segments = full.index_copy_(1, self.lead_places, segments)
+        encoder = self.encoder if self.training or self.average is None else self.average["encoder"]
         with torch.set_grad_enabled(self._train_encoder and torch.is_grad_enabled()):
-            context: Tensor = self.encoder(segments).context
+            context: Tensor = encoder(segments).context
         return context
+
+    @torch.no_grad()
+    def update_average(self, decay: float) -> None:
+        """Moves the average, if there is one, towards the weights; with a decay of 0 it becomes equal to them."""
+        if self.average is not None:
+            averages: list[Tensor] = [*self.average.parameters()]
+            weights: list[Tensor] = [*self.encoder.parameters(), *self.head.parameters()]
+            get_ema_multi_avg_fn(decay)(averages, weights, 0)
 
     def train(self, mode: bool = True) -> "FinetuningModel":
         """Switches the mode; a frozen encoder stays in evaluation mode."""
@@ -118,11 +138,19 @@ class FinetuningTask(Task):
                 f"leads: {config.init_from} has no lead {', '.join(missing)}; choose among {', '.join(self.model_config.leads)}"
             )
         encoder = Encoder(config.model, len(self.model_config.leads), config.compute)
+        if config.mode == "lora":
+            add_lora(encoder, config.lora_rank)
         if config.freeze_feature_encoder:
             encoder.feature_encoder.requires_grad_(requires_grad=False)
         head, loss = self.make_head(config.model.width)
         self.model: FinetuningModel = FinetuningModel(
-            encoder, head, loss, self.model_config, leads, train_encoder=config.mode == "full"
+            encoder,
+            head,
+            loss,
+            self.model_config,
+            leads,
+            train_encoder=config.mode != "head",
+            has_average=config.ema_decay is not None,
         )
         self.name = f"fine-tuning, {config.task.name}"
 
@@ -132,13 +160,23 @@ class FinetuningTask(Task):
 
     @classmethod
     def resolve_config(cls, config: FinetuneConfig) -> FinetuneConfig:
-        """Returns the configuration with the architecture of the initial model.
+        """Returns the configuration with the architecture of the initial model, and the parameter groups of the recipe.
 
         Raises:
-            UserError: ``model`` sets a size that is not the initial model's.
+            UserError: ``model`` sets a size that is not the initial model's, or ``optimizer.groups`` other groups.
         """
-        if config.init_from == RANDOM:
+        config = config.model_copy(update={"model": cls._resolve_model(config)})
+        groups = config.encoder_groups()
+        if not groups or groups == config.optimizer.groups:
             return config
+        if config.optimizer.groups:
+            raise UserError("layer_decay and head_steps make parameter groups of their own: remove optimizer.groups")
+        return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"groups": groups})})
+
+    @staticmethod
+    def _resolve_model(config: FinetuneConfig) -> EncoderOptions:
+        if config.init_from == RANDOM:
+            return config.model
         architecture = initial_config(config).encoder
         chosen = {name: getattr(config.model, name) for name in config.model.model_fields_set}
         for name, value in chosen.items():
@@ -147,8 +185,7 @@ class FinetuningTask(Task):
                     f"model.{name}={value} contradicts init_from, where it is {getattr(architecture, name)}: remove it; only "
                     f"{', '.join(sorted(_CHANGEABLE))} may be changed"
                 )
-        model = EncoderOptions.model_validate(architecture.model_dump() | chosen)
-        return config.model_copy(update={"model": model})
+        return EncoderOptions.model_validate(architecture.model_dump() | chosen)
 
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
@@ -173,7 +210,20 @@ class FinetuningTask(Task):
     def initialize(self) -> None:
         """See :class:`Task`: loads the encoder's weights, unless they are random."""
         if self.config.init_from != RANDOM:
-            self.model.encoder.load_state_dict(load(self.config.init_from).encoder.state_dict())
+            load_encoder(self.model.encoder, load(self.config.init_from).encoder.state_dict())
+        self.model.update_average(decay=0)
+
+    def after_step(self, model: Any, step: int) -> None:
+        """See :class:`Task`."""
+        del model, step
+        if self.config.ema_decay is not None:
+            self.model.update_average(self.config.ema_decay)
+
+    def exported_tensors(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Returns the tensors of encoder and head: averaged if the run averages them, and with low-rank updates added."""
+        prefix = "" if self.config.ema_decay is None else "average."
+        parts = (f"{prefix}encoder.", f"{prefix}head.")
+        return merge_lora({name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(parts)})
 
     def exported_config(self, content: dict[str, Any]) -> ModelConfig:
         """Returns the configuration of the trained model; ``content`` are the keys that depend on the task."""

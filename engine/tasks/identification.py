@@ -151,8 +151,7 @@ class IdentificationTask(FinetuningTask):
 
     def export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:
         """See :class:`Task`: an encoder, whose ``embed`` gives what was compared."""
-        tensors = {name: tensor for name, tensor in weights.items() if name.startswith("encoder.")}
-        save(folder, self.exported_config({"kind": "encoder"}), tensors)
+        save(folder, self.exported_config({"kind": "encoder"}), self.exported_tensors(weights))
 
 
 def find_pairs(patient: NDArray[Any], recording: NDArray[Any]) -> Pairs:

@@ -161,7 +161,7 @@ class LabelTask(FinetuningTask):
         if self._last is not None and definition.kind in {"multilabel", "binary"}:
             definition = definition.with_thresholds(evaluation.choose_f1_thresholds(*self._last))
         content = {"kind": "classifier", "labels": definition.classes, "label_definition": definition}
-        tensors = dict(weights)
+        tensors = self.exported_tensors(weights)
         if definition.kind == "regression":
             # The model in the folder gives values in their own unit.
             mean, deviation = (getattr(self.model.loss, name).cpu() for name in ("mean", "deviation"))

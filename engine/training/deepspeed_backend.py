@@ -54,10 +54,10 @@ class DeepSpeedBackend:
             optimizer.register_step_pre_hook(_fill_missing_gradients)
         _compile(self.model.module, config.compute.compile)
 
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Sets the learning rate of the next step; parameter groups scale it."""
+    def set_learning_rate(self, learning_rate: float, step: int) -> None:
+        """Sets the learning rate of a step, from 0; parameter groups scale it, or are not trained yet."""
         for group, options in zip(self.model.optimizer.param_groups, self._group_options, strict=True):
-            group["lr"] = learning_rate * options.learning_rate_scale
+            group["lr"] = learning_rate * options.learning_rate_scale if step >= options.first_step else 0.0
 
     def backward(self, loss: Tensor) -> None:
         """Accumulates the gradients of a micro-batch; :meth:`step` must follow."""

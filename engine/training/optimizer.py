@@ -15,6 +15,7 @@ class GroupOptions(NamedTuple):
 
     learning_rate_scale: float
     weight_decay: float
+    first_step: int = 0
 
 
 def make_optimizer(model: nn.Module, options: OptimizerOptions) -> tuple[torch.optim.AdamW, list[GroupOptions]]:
@@ -58,7 +59,7 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
                 f"look like {names[0]} and {names[-1]}"
             )
         weight_decay = options.weight_decay if group.weight_decay is None else group.weight_decay
-        parts.append((matching, GroupOptions(group.learning_rate_scale, weight_decay)))
+        parts.append((matching, GroupOptions(group.learning_rate_scale, weight_decay, group.first_step)))
         rest = [name for name in rest if name not in set(matching)]
     if rest:
         parts.append((rest, GroupOptions(1.0, options.weight_decay)))

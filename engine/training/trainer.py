@@ -159,7 +159,7 @@ class Trainer:
         cursor: int = self.data.train.state_dict()["cursor"]
         rate = self.config.optimizer.learning_rate * self.config.optimizer.schedule.factor(step, self.state.num_steps)
         self.backend.model.train()
-        self.backend.set_learning_rate(rate)
+        self.backend.set_learning_rate(rate, step)
         means: dict[str, Tensor] = {}
         data_wait_seconds = 0.0
         for micro_batch in range(num_micro_batches):

@@ -69,7 +69,7 @@ class Trial:
             segments, patient = random_batch(BATCH_SIZE, seed=self.step)
             mine = slice(row0, row0 + share)
             loss, _ = self.backend.model(segments[mine], patient[mine], torch.tensor(self.step), torch.tensor(row0))
-            self.backend.set_learning_rate(1e-3)
+            self.backend.set_learning_rate(1e-3, 0)
             self.backend.backward(loss)
             self.backend.step()
             self.step += 1

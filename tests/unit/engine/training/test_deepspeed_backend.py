@@ -49,7 +49,7 @@ def test_a_resumed_run_uses_its_own_options_instead_of_the_checkpoints(make_back
     groups = "optimizer.groups=[{match: bias, weight_decay: 0.2, learning_rate_scale: 3}]"
     backend = make_backend(torch.nn.Linear(4, 3), load(*overrides, *changed, groups))
     backend.load(lambda slices: copy_slices(saved, slices), 0)
-    backend.set_learning_rate(0.5)
+    backend.set_learning_rate(0.5, 0)
     groups_now = backend.model.optimizer.param_groups
     assert [(group["betas"], group["eps"]) for group in groups_now] == [((0.8, 0.9), 1e-4)] * 2
     assert [(group["weight_decay"], group["lr"]) for group in groups_now] == [(0.2, 1.5), (0.3, 0.5)]
@@ -115,7 +115,7 @@ def test_parameter_groups_have_their_own_learning_rate_and_weight_decay(make_bac
     model = torch.nn.Linear(4, 3)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     backend = make_backend(model, load(*overrides))
-    backend.set_learning_rate(0.1)
+    backend.set_learning_rate(0.1, 0)
     backend.backward(backend.model(torch.ones(2, 4)).square().mean())
     assert backend.step() is not None
     import deepspeed

@@ -1,13 +1,16 @@
 """Fine-tuning runs of a tiny model in this process."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 from engine.config import FinetuneConfig
+from engine.models import load
 from engine.options import UserError
 from engine.tasks import LabelTask
 from engine.training.builders import build_trainer
@@ -66,8 +69,6 @@ def test_early_stopping_survives_a_resume(ranks: Ranks, simulated_dataset: Path,
     assert max(row["step"] for row in whole) == 3
     fine_tune(ranks, simulated_dataset, tmp_path / "parts", 2, **options)
     assert set(values(whole)) == set(values(fine_tune(ranks, simulated_dataset, tmp_path / "parts", 9, **options)))
-    again = fine_tune(ranks, simulated_dataset, tmp_path / "parts", 9, **options)
-    assert set(values(again)) == set(values(whole))
 
 
 def test_early_stopping_needs_a_validation_split(ranks: Ranks, simulated_dataset: Path, tmp_path: Path) -> None:
@@ -77,3 +78,29 @@ def test_early_stopping_needs_a_validation_split(ranks: Ranks, simulated_dataset
     }
     with pytest.raises(UserError, match=r"validation\.patience needs a validation split, and .* has no 'none'"):
         fine_tune(ranks, simulated_dataset, tmp_path / "run", 1, **options)
+
+
+def test_the_head_is_trained_first(ranks: Ranks, simulated_dataset: Path, tmp_path: Path) -> None:
+    fine_tune(ranks, simulated_dataset, tmp_path, 3, head_steps=2)
+    first, second, third = (weights(tmp_path, step) for step in (1, 2, 3))
+    for name in first:
+        assert torch.equal(first[name], second[name]) == name.startswith("encoder."), name
+    assert not torch.equal(second["encoder.blocks.0.fc1.weight"], third["encoder.blocks.0.fc1.weight"])
+
+
+def test_the_average_follows_the_weights_and_is_exported(ranks: Ranks, simulated_dataset: Path, tmp_path: Path) -> None:
+    fine_tune(ranks, simulated_dataset, tmp_path / "parts", 2, ema_decay=0.7)
+    fine_tune(ranks, simulated_dataset, tmp_path / "parts", 3, ema_decay=0.7)
+    rows = fine_tune(ranks, simulated_dataset, tmp_path / "whole", 3, ema_decay=0.7)
+    steps = [weights(tmp_path / "parts", step) for step in (1, 2, 3)]
+    assert all(torch.equal(tensor, steps[2][name]) for name, tensor in weights(tmp_path / "whole", 3).items())
+    plain = [name for name in steps[0] if not name.startswith("average.")]
+    for before, after in pairwise(steps):
+        for name in plain:
+            expected = 0.7 * before[f"average.{name}"].double() + 0.3 * after[name].double()
+            torch.testing.assert_close(after[f"average.{name}"].double(), expected, rtol=1e-6, atol=1e-8)
+    scores = {row["step"]: row["auroc_macro"] for row in rows if row["kind"] == "valid"}
+    best = steps[max(scores, key=lambda step: scores[step]) - 1]
+    exported = load(tmp_path / "whole" / "model").state_dict()
+    assert exported.keys() == set(plain)
+    assert all(torch.equal(tensor, best[f"average.{name}"]) for name, tensor in exported.items())

@@ -33,7 +33,7 @@ def test_the_first_matching_group_takes_a_parameter() -> None:
         ["encoder.feature.bias"],
         ["encoder.feature.weight", "encoder.block.weight"],
     ]
-    assert [tuple(group) for _, group in parts] == [(10.0, 0.3), (1.0, 0.0), (1.0, 0.3)]
+    assert [tuple(group) for _, group in parts] == [(10.0, 0.3, 0), (1.0, 0.0, 0), (1.0, 0.3, 0)]
 
 
 def test_frozen_parameters_are_in_no_group() -> None:
