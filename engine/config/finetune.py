@@ -91,6 +91,8 @@ class FinetuneConfig(RunConfig):
             raise ValueError(f"layer_decay needs mode=full, got mode={self.mode}")
         if self.head_steps and self.mode == "head":
             raise ValueError("head_steps has no meaning with mode=head, which trains only the head in all steps")
+        if self.mode == "lora" and self.train.micro_batch_size == "auto":
+            raise ValueError("mode=lora does not work with train.micro_batch_size=auto: set a number")
         if self.ema_decay is not None and self.zero.stage == 3:
             raise ValueError("ema_decay does not work with zero.stage=3, where no rank has the weights: set a lower stage")
         return self
