@@ -229,7 +229,6 @@ class FinetuningTask(Task):
         """Returns the configuration of the trained model; ``content`` are the keys that depend on the task."""
         provenance = {
             "initial_model": self.config.init_from,
-            "initial_model_provenance": self.model_config.provenance,
             "task": self.config.task.name,
             "mode": self.config.mode,
         }
@@ -258,12 +257,17 @@ def open_train_segments(
     store = CropStore(dataset, split, unit="segment", chosen=chosen)
     if config.label_fraction == 1:
         return store
-    num_patients = int(store.patient.max()) + 1
-    words = random_bits(fold_key([config.seed, "label fraction"]), torch.arange(num_patients), 1)[:, 0].numpy()
-    patients = np.argsort(words, kind="stable")[: math.ceil(config.label_fraction * num_patients)]
-    chosen = np.zeros(dataset.manifest.counts[split].crops, dtype=np.bool_)
-    chosen[store.crop[np.isin(store.patient, patients)]] = True
-    return CropStore(dataset, split, unit="segment", chosen=chosen)
+    patients = np.unique(store.patient)
+    words = random_bits(fold_key([config.seed, "label fraction"]), torch.from_numpy(patients), 1)[:, 0].numpy()
+    patients = patients[np.argsort(words, kind="stable")][: math.ceil(config.label_fraction * len(patients))]
+    return reopen(store, dataset, split, np.isin(store.patient, patients))
+
+
+def reopen(store: CropStore, dataset: Dataset, split: str, chosen: NDArray[np.bool_]) -> CropStore:
+    """Returns the segments of those crops that have a chosen sample, bool [num_samples]."""
+    crops = np.zeros(dataset.manifest.counts[split].crops, dtype=np.bool_)
+    crops[store.crop[chosen]] = True
+    return CropStore(dataset, split, unit="segment", chosen=crops)
 
 
 def initial_config(config: FinetuneConfig) -> ModelConfig:

@@ -22,7 +22,7 @@ from engine.evaluation import match
 from engine.models import ArcFace, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
-from engine.tasks.finetuning import FinetuningTask, open_train_segments
+from engine.tasks.finetuning import FinetuningTask, open_train_segments, reopen
 from engine.tasks.protocol import Score, StepOutput
 
 
@@ -75,12 +75,12 @@ class IdentificationTask(FinetuningTask):
 
     Args:
         config: the run's configuration, resolved.
-        splits: the training and, if there is one, the validation split; labels are numbers of patients.
+        splits: the training and, if there is one, the validation split; labels are numbers of patients from 0.
     """
 
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         assert splits is not None, "the number of patients is not known"
-        self._num_patients = int(splits["train"].store.patient.max()) + 1
+        self._num_patients = len(np.unique(splits["train"].store.patient))
         super().__init__(config)
 
     @classmethod
@@ -103,7 +103,7 @@ class IdentificationTask(FinetuningTask):
         """See :class:`Task`: all segments of the training split, and of validation the crops that contain the pairs."""
         names = cls.split_names(config, dataset)
         stores = {"train": open_train_segments(config, dataset, names["train"])}
-        if stores["train"].patient.max() == 0:
+        if len(np.unique(stores["train"].patient)) < 2:
             raise UserError(
                 f"{dataset.path}: identification needs two or more patients; split '{names['train']}' with "
                 f"label_fraction={config.label_fraction:g} has one"
@@ -118,10 +118,9 @@ class IdentificationTask(FinetuningTask):
                 sys.stderr.write(
                     f"{where}: fewer than two patients have two recordings, so rank1 compares two segments of one recording\n"
                 )
-            chosen = np.zeros(dataset.manifest.counts[names["valid"]].crops, dtype=np.bool_)
-            chosen[store.crop[np.concatenate(pairs[:2])]] = True
-            stores["valid"] = CropStore(dataset, names["valid"], unit="segment", chosen=chosen)
-        return {name: Split(store, store.patient) for name, store in stores.items()}
+            is_paired = np.isin(np.arange(store.num_samples), np.concatenate(pairs[:2]))
+            stores["valid"] = reopen(store, dataset, names["valid"], is_paired)
+        return {name: Split(store, np.unique(store.patient, return_inverse=True)[1]) for name, store in stores.items()}
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""
