@@ -18,9 +18,12 @@ OVERRIDES = (
 )
 
 
-def finetune(dataset: Path, out: Path, *overrides: str, ranks: int = 1) -> Run:
+RECIPE = ("model.dropout=0.1", "ema_decay=0.5", "head_steps=2", "layer_decay=0.7")
+
+
+def finetune(dataset: Path, out: Path, *overrides: str, task: str = "diagnosis", ranks: int = 1) -> Run:
     words = (*OVERRIDES, *overrides)
-    return Run(dataset, out, *words, ranks=ranks, script="finetune.py", config="finetune/diagnosis.yaml", tiny=FINETUNE)
+    return Run(dataset, out, *words, ranks=ranks, script="finetune.py", config=f"finetune/{task}.yaml", tiny=FINETUNE)
 
 
 def test_ends_with_a_classifier(simulated_dataset: Path, tmp_path: Path) -> None:
@@ -37,11 +40,13 @@ def test_ends_with_a_classifier(simulated_dataset: Path, tmp_path: Path) -> None
 
 
 def test_killed_and_resumed_it_has_the_same_losses(simulated_dataset: Path, tmp_path: Path) -> None:
-    whole = finetune(simulated_dataset, tmp_path / "whole", "model.dropout=0.1").succeed()
-    parts = finetune(simulated_dataset, tmp_path / "parts", "model.dropout=0.1")
+    whole = finetune(simulated_dataset, tmp_path / "whole", *RECIPE, task="identification").succeed()
+    parts = finetune(simulated_dataset, tmp_path / "parts", *RECIPE, task="identification")
     parts.wait_until(lambda: any((tmp_path / "parts" / "checkpoints").glob("step-*")))
     parts.signal(signal.SIGKILL)
     parts.wait()
-    resumed = finetune(simulated_dataset, tmp_path / "parts", "model.dropout=0.1").succeed()
+    resumed = finetune(simulated_dataset, tmp_path / "parts", *RECIPE, task="identification").succeed()
     assert resumed.losses() == whole.losses()
     assert resumed.rows("valid")[-1] == whole.rows("valid")[-1]
+    weights = [engine.models.load(tmp_path / run / "model").state_dict() for run in ("whole", "parts")]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
