@@ -3,7 +3,6 @@
 Legend: B segments, C leads of the run, M leads of the model, T samples, D width.
 """
 
-import copy
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -54,7 +53,7 @@ class FinetuningModel(nn.Module):
         config: the encoder's leads and normalization.
         leads: names of the leads of the input; the encoder's other leads are zero.
         train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
-        has_average: whether to keep an average of encoder and head, which takes their place in evaluation.
+        average: another ``encoder`` and ``head``, which average the weights of those and take their place in evaluation.
     """
 
     def __init__(
@@ -66,7 +65,7 @@ class FinetuningModel(nn.Module):
         leads: tuple[str, ...],
         *,
         train_encoder: bool,
-        has_average: bool = False,
+        average: nn.ModuleDict | None = None,
     ) -> None:
         super().__init__()
         self.encoder, self.head, self.loss = encoder, head, loss
@@ -78,10 +77,9 @@ class FinetuningModel(nn.Module):
         self.register_buffer("lead_places", places, persistent=False)
         if not train_encoder:
             encoder.requires_grad_(requires_grad=False)
-        self.average: nn.ModuleDict | None = None
-        if has_average:
-            self.average = nn.ModuleDict({"encoder": copy.deepcopy(encoder), "head": copy.deepcopy(head)})
-            self.average.requires_grad_(requires_grad=False)
+        self.average = average
+        if average is not None:
+            average.requires_grad_(requires_grad=False)
 
     def forward(self, segments: Tensor, labels: Tensor) -> Any:
         """Returns what the loss makes of segments [B, C, T] in mV and labels [B, ...]."""
@@ -137,22 +135,23 @@ class FinetuningTask(Task):
             raise UserError(
                 f"leads: {config.init_from} has no lead {', '.join(missing)}; choose among {', '.join(self.model_config.leads)}"
             )
-        encoder = Encoder(config.model, len(self.model_config.leads), config.compute)
-        if config.mode == "lora":
-            add_lora(encoder, config.lora_rank)
+        encoder = self._make_encoder()
         if config.freeze_feature_encoder:
             encoder.feature_encoder.requires_grad_(requires_grad=False)
         head, loss = self.make_head(config.model.width)
+        average = None
+        if config.ema_decay is not None:
+            average = nn.ModuleDict({"encoder": self._make_encoder(), "head": self.make_head(config.model.width)[0]})
         self.model: FinetuningModel = FinetuningModel(
-            encoder,
-            head,
-            loss,
-            self.model_config,
-            leads,
-            train_encoder=config.mode != "head",
-            has_average=config.ema_decay is not None,
+            encoder, head, loss, self.model_config, leads, train_encoder=config.mode != "head", average=average
         )
         self.name = f"fine-tuning, {config.task.name}"
+
+    def _make_encoder(self) -> Encoder:
+        encoder = Encoder(self.config.model, len(self.model_config.leads), self.config.compute)
+        if self.config.mode == "lora":
+            add_lora(encoder, self.config.lora_rank)
+        return encoder
 
     @abstractmethod
     def make_head(self, width: int) -> tuple[nn.Module, nn.Module]:
@@ -236,9 +235,9 @@ class FinetuningTask(Task):
         return ModelConfig.model_validate(self.model_config.model_dump() | own | {"provenance": provenance} | content)
 
     def flops_per_sample(self) -> float:
-        """See :class:`Task`; a frozen encoder runs forward only."""
+        """See :class:`Task`; a frozen encoder runs forward only, and frozen matrices get no gradients of their own."""
         flops = flops_per_segment(self.config.model, len(self.model_config.leads), SEGMENT_SAMPLES)
-        return flops if self.config.mode == "full" else flops / 3
+        return flops * {"full": 3, "lora": 2, "head": 1}[self.config.mode] / 3
 
 
 def open_train_segments(

@@ -11,7 +11,14 @@ from engine.models import ComputeOptions, Encoder
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
 from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation
 
-DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
+DROPOUT = {
+    "feature_dropout": 0.1,
+    "input_dropout": 0.1,
+    "dropout": 0.2,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.1,
+    "drop_path": 0.3,
+}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)
 POSITIONAL = [ComputeOptions(positional=name) for name in IMPLEMENTATIONS if name != "triton"]  # it needs a GPU
 VARIANTS = [*POSITIONAL, ComputeOptions(attention="plain"), CHECKPOINTING]
