@@ -11,7 +11,8 @@ from engine.models import ComputeOptions, Encoder
 from engine.models.functional import SDPA_BACKENDS, AttentionBackend, attention
 from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation
 
-DROPOUT = {
+DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
+DROPOUT |= {"activation_dropout": 0.1, "drop_path": 0.3}
     "feature_dropout": 0.1,
     "input_dropout": 0.1,
     "dropout": 0.2,
