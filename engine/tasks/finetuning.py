@@ -21,7 +21,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import read_plan
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import CropStore, find_leads, find_pretraining_set
+from engine.data import CropStore, Split, find_leads, find_pretraining_set
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
@@ -119,14 +119,16 @@ class FinetuningTask(Task):
 
     Args:
         config: the run's configuration; its architecture is that of ``init_from``, see :meth:`resolve_config`.
+        splits: see :class:`Task`.
     """
 
     config_class = FinetuneConfig
     pair = "single"
     exports_model = True
 
-    def __init__(self, config: FinetuneConfig) -> None:
+    def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         torch.manual_seed(config.seed)
+        self._training_set = None if splits is None else splits["train"].store.origin
         self.config = config
         self.model_config = initial_config(config)
         leads = tuple(LEADS[row] for row in find_leads(config.leads))
@@ -230,6 +232,8 @@ class FinetuningTask(Task):
             "initial_model": self.config.init_from,
             "task": self.config.task.name,
             "mode": self.config.mode,
+            "pretraining_set": self.model_config.provenance.get("pretraining_set"),
+            "training_set": self._training_set,
         }
         own = {"encoder": self.config.model, "objective": None, "labels": None, "label_definition": None}
         return ModelConfig.model_validate(self.model_config.model_dump() | own | {"provenance": provenance} | content)
@@ -253,20 +257,29 @@ def open_train_segments(
         split: the split's name.
         chosen: bool, for each crop of the split whether to use it; ``None``: all.
     """
-    store = CropStore(dataset, split, unit="segment", chosen=chosen)
+    store = CropStore(dataset, split, plan=config.data.plan, unit="segment", chosen=chosen)
     if config.label_fraction == 1:
         return store
     patients = np.unique(store.patient)
     words = random_bits(fold_key([config.seed, "label fraction"]), torch.from_numpy(patients), 1)[:, 0].numpy()
     patients = patients[np.argsort(words, kind="stable")][: math.ceil(config.label_fraction * len(patients))]
-    return reopen(store, dataset, split, np.isin(store.patient, patients))
+    return choose_crops(config, dataset, split, store.crop[np.isin(store.patient, patients)])
 
 
-def reopen(store: CropStore, dataset: Dataset, split: str, chosen: NDArray[np.bool_]) -> CropStore:
-    """Returns the segments of those crops that have a chosen sample, bool [num_samples]."""
-    crops = np.zeros(dataset.manifest.counts[split].crops, dtype=np.bool_)
-    crops[store.crop[chosen]] = True
-    return CropStore(dataset, split, unit="segment", chosen=crops)
+def choose_crops(config: FinetuneConfig, dataset: Dataset, split: str, rows: NDArray[np.int64]) -> CropStore:
+    """Opens the segments of some crops of a split.
+
+    Args:
+        config: the run's configuration.
+        dataset: the dataset.
+        split: the split's name.
+        rows: the crops, numbered as in :attr:`CropStore.crop`; they may repeat.
+    """
+    counts, plan = dataset.manifest.counts, config.data.plan
+    num_crops = counts[split].crops if plan is None else sum(count.crops for count in counts.values())
+    chosen = np.zeros(num_crops, dtype=np.bool_)
+    chosen[rows] = True
+    return CropStore(dataset, split, plan=plan, unit="segment", chosen=chosen)
 
 
 def initial_config(config: FinetuneConfig) -> ModelConfig:

@@ -22,7 +22,7 @@ from engine.evaluation import match
 from engine.models import ArcFace, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
-from engine.tasks.finetuning import FinetuningTask, open_train_segments, reopen
+from engine.tasks.finetuning import FinetuningTask, choose_crops, open_train_segments
 from engine.tasks.protocol import Score, StepOutput
 
 
@@ -81,7 +81,7 @@ class IdentificationTask(FinetuningTask):
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         assert splits is not None, "the number of patients is not known"
         self._num_patients = len(np.unique(splits["train"].store.patient))
-        super().__init__(config)
+        super().__init__(config, splits)
 
     @classmethod
     def score(cls, config: FinetuneConfig) -> Score:
@@ -109,7 +109,7 @@ class IdentificationTask(FinetuningTask):
                 f"label_fraction={config.label_fraction:g} has one"
             )
         if "valid" in names:
-            store = CropStore(dataset, names["valid"], unit="segment")
+            store = CropStore(dataset, names["valid"], plan=config.data.plan, unit="segment")
             pairs = find_pairs(store.patient, store.recording)
             where = f"{dataset.path}: split '{names['valid']}'"
             if len(pairs.probe) < 2:
@@ -118,8 +118,8 @@ class IdentificationTask(FinetuningTask):
                 sys.stderr.write(
                     f"{where}: fewer than two patients have two recordings, so rank1 compares two segments of one recording\n"
                 )
-            is_paired = np.isin(np.arange(store.num_samples), np.concatenate(pairs[:2]))
-            stores["valid"] = reopen(store, dataset, names["valid"], is_paired)
+            rows = np.concatenate([pairs.gallery, pairs.probe])
+            stores["valid"] = choose_crops(config, dataset, names["valid"], store.crop[rows])
         return {name: Split(store, np.unique(store.patient, return_inverse=True)[1]) for name, store in stores.items()}
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:

@@ -104,9 +104,8 @@ class LabelTask(FinetuningTask):
         self._options: LabelOptions = options
         self.definition: LabelDefinition = make_labeler(self._options).definition
         self._train_labels = None if splits is None else splits["train"].labels
-        self._training_set = None if splits is None else splits["train"].store.origin
         self._last: tuple[NDArray[Any], NDArray[Any]] | None = None
-        super().__init__(config)
+        super().__init__(config, splits)
 
     @classmethod
     def score(cls, config: FinetuneConfig) -> Score:

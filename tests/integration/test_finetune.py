@@ -18,7 +18,7 @@ OVERRIDES = (
 )
 
 
-RECIPE = ("model.dropout=0.1", "ema_decay=0.5", "head_steps=2", "layer_decay=0.7")
+RECIPE = ("data.plan=null", "model.dropout=0.1", "ema_decay=0.5", "head_steps=2", "layer_decay=0.7")
 
 
 def finetune(dataset: Path, out: Path, *overrides: str, task: str = "diagnosis", ranks: int = 1) -> Run:

@@ -13,13 +13,6 @@ from engine.models.positional_implementations import IMPLEMENTATIONS, Positional
 
 DROPOUT = {"feature_dropout": 0.1, "input_dropout": 0.1, "dropout": 0.2, "attention_dropout": 0.2}
 DROPOUT |= {"activation_dropout": 0.1, "drop_path": 0.3}
-    "feature_dropout": 0.1,
-    "input_dropout": 0.1,
-    "dropout": 0.2,
-    "attention_dropout": 0.2,
-    "activation_dropout": 0.1,
-    "drop_path": 0.3,
-}
 CHECKPOINTING = ComputeOptions(activation_checkpointing=True)
 POSITIONAL = [ComputeOptions(positional=name) for name in IMPLEMENTATIONS if name != "triton"]  # it needs a GPU
 VARIANTS = [*POSITIONAL, ComputeOptions(attention="plain"), CHECKPOINTING]
