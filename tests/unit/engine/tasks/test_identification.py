@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_tools.shards.dataset import Dataset
+from data_tools.splits.plans import RandomPlan
+from data_tools.splits.writing import split_dataset
 from engine.config import FinetuneConfig
 from engine.data import random_batch
 from engine.models import load
@@ -95,3 +97,16 @@ def test_patients_with_one_recording_are_found_by_their_segments(tmp_path: Path,
         capsys.readouterr().err
     )
     assert len(set(splits["valid"].store.patient.tolist())) == 2
+
+
+def test_patients_of_a_plans_split_are_numbered_from_0(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "dataset", {"pretrain": 60, "valid": 20})
+    dataset = split_dataset(folder, RandomPlan(fractions=(0.4, 0.4, 0.2)))
+    run = config(data={"path": folder, "plan": "random"}, label_fraction=0.5)
+    splits = IdentificationTask.open_splits(run, dataset)
+    for split in splits.values():
+        assert split.labels is not None
+        assert set(split.labels) == set(range(len(set(split.store.patient.tolist()))))
+    assert splits["train"].store.patient.max() >= 4  # as numbered in the whole dataset
+    weights = dict(IdentificationTask(run, splits).model.named_parameters())
+    assert weights["loss.arcface.weight"].shape == (4, 16)  # of 20 patients 8 are in train
