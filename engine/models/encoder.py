@@ -166,9 +166,11 @@ class Encoder(nn.Module):
         if mask is not None:
             x = self.mask_embedding(x, mask)
         x = self.context_dropout(self.context_norm(self.positional_convolution(x)))
+        recomputes = self.activation_checkpointing and is_grad_enabled()
         outputs: list[Tensor] = []
         for block in self.blocks:
-            x = self._run(block, x)
+            # PyTorch restores its generators for the second run, so that the same values are dropped.
+            x = checkpoint(block, x, use_reentrant=False) if recomputes else block(x)
             outputs = [*outputs, x][-self.options.output_layers :]
         context = x if len(outputs) == 1 else torch.stack(outputs).mean(0)
         return EncoderOutput(context, features=features, latents=self.feature_dropout(normed))

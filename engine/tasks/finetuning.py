@@ -235,8 +235,15 @@ class FinetuningTask(Task):
             "pretraining_set": self.model_config.provenance.get("pretraining_set"),
             "training_set": self._training_set,
         }
-        own = {"encoder": self.config.model, "objective": None, "labels": None, "label_definition": None}
-        return ModelConfig.model_validate(self.model_config.model_dump() | own | {"provenance": provenance} | content)
+        own = {
+            "encoder": self.config.model,
+            "objective": None,
+            "trained_leads": tuple(LEADS[row] for row in find_leads(self.config.leads)),
+            "labels": None,
+            "label_definition": None,
+            "provenance": provenance,
+        }
+        return ModelConfig.model_validate(self.model_config.model_dump() | own | content)
 
     def flops_per_sample(self) -> float:
         """See :class:`Task`; a frozen encoder runs forward only, and frozen matrices get no gradients of their own."""

@@ -22,7 +22,6 @@ from data_tools.labels import (
     read_label_table,
     read_ptbxl_database,
 )
-from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from engine import evaluation
 from engine.config import FinetuneConfig

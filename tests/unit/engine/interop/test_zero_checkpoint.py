@@ -14,6 +14,7 @@ from tiny_model import tiny_model
 from torch import Tensor
 
 import engine.models
+from engine.data import PretrainingSet, find_pretraining_set
 from engine.interop.deepspeed_files import convert_checkpoint, join_pieces
 from engine.interop.native import load_tensors, objective_section
 from engine.interop.zero_checkpoint import import_checkpoint
@@ -81,7 +82,7 @@ def write_new(folder: Path, **changes: Any) -> dict[str, Tensor]:
 def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
     origin = {"dataset": "abc", "plan": "pretrain", "split": "train", "crops": "def"}
     check_model(tmp_path, write_new(tmp_path / "step-00000007", loader={"fingerprint": "def", "samples": origin, "cursor": 28}))
-    provenance = load(tmp_path / "model").config.provenance
+    provenance = engine.models.load(tmp_path / "model").config.provenance
     assert find_pretraining_set(provenance) == PretrainingSet.model_validate(origin)
     assert find_pretraining_set({}) is None
 
