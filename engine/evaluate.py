@@ -46,6 +46,9 @@ bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
+# Modes of fine-tuning that leave the encoder as it is; low-rank updates, say, do not.
+_FROZEN_MODES = ("head", "linear")
+
 
 @dataclass(frozen=True)
 class _Session:
@@ -220,7 +223,7 @@ def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, eva
             f"{name} has no label definition: its outputs are taken in the order of the labels; a class is decided from "
             f"{DEFAULT_THRESHOLD} on"
         )
-    if model.config.provenance.get("mode", "full") == "full":
+    if model.config.provenance.get("mode") not in _FROZEN_MODES:
         return ["model"]
     evaluation.notes.append(f"{name}: its encoder was frozen, so linear probes on it and on a random encoder stand beside it")
     return ["model", "linear"]
