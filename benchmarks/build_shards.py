@@ -82,7 +82,7 @@ def main() -> None:
         if inputs is None:
             inputs = folder / "cohort"
             write_cohort(inputs, arguments.patients, SEED, os.cpu_count() or 1)
-        paths = [file.path for file in make_source(SOURCE).find([inputs])]
+        paths = [file.path for file in make_source(SOURCE, [inputs]).find()]
         read_with_wfdb(paths)  # warms the page cache
         num_crops = 0
         workers = {f"build, {n} worker{'s' if n > 1 else ''}": n for n in sorted(set(arguments.workers))}

@@ -116,7 +116,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folder that contains recordings, at any depth")
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
     command.add_argument("--format", choices=["tar"], default="tar", help="format of the shards (default: tar)")
-    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
     command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
     command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
     command.add_argument("--seed", type=int, default=0, metavar="S", help="seed for the split and the shuffle (default: 0)")
@@ -136,6 +136,15 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     command.add_argument("--splits", metavar="PLAN", help="then split as `ecg-data split` does: paper, random or kfold")
     _add_patients(command)
+    command.add_argument(
+        "--accept",
+        action="append",
+        choices=["links", "checksums", "sampling-rates"],
+        default=[],
+        metavar="WHAT",
+        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums), or"
+        " with sampling rates below 50 or above 20,000 Hz (sampling-rates); may be repeated",
+    )
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -157,6 +166,7 @@ def _build(options: argparse.Namespace) -> int:
         seed=options.seed,
         crops_per_shard=options.crops_per_shard,
         valid_fraction=options.valid_fraction,
+        accept=frozenset(options.accept),
     )
     summary = build_dataset(what, options.out, num_workers=options.workers, scheduler=options.scheduler)
     if summary.was_finished:

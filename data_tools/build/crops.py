@@ -87,6 +87,8 @@ def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons)
             skip_reasons.error = f"{TOO_SHORT}: {recording.num_samples / recording.sampling_rate:.3f} s"
     except RecordingError as error:
         skip_reasons.error = str(error)
+    except MemoryError:
+        skip_reasons.error = "needs too much memory"
     except Exception as error:  # noqa: BLE001  (a broken file must not stop a build that takes days)
         skip_reasons.error = f"unreadable: {type(error).__name__}: {one_line(error)[:200]}"
 

@@ -5,7 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from data_tools.sources import make_source
+from data_tools.sources import Acceptable, check_source
 
 # 6 GB. The metadata of a shard's crops are in memory while it is written or verified.
 _MAX_CROPS_PER_SHARD = 50_000
@@ -26,6 +26,7 @@ class BuildOptions:
         seed: seed of split and shuffle.
         crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
         valid_fraction: fraction of the patients for validation.
+        accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
     """
 
     source: str
@@ -34,9 +35,10 @@ class BuildOptions:
     seed: int = 0
     crops_per_shard: int = 2000
     valid_fraction: float = 0.05
+    accept: frozenset[Acceptable] = frozenset()
 
     def __post_init__(self) -> None:
-        make_source(self.source)
+        check_source(self.source)
         if self.limit is not None and self.limit < 1:
             raise BuildError(f"the limit must be at least 1 recording, got {self.limit}")
         if not 1 <= self.crops_per_shard <= _MAX_CROPS_PER_SHARD:
@@ -46,8 +48,9 @@ class BuildOptions:
 
     def as_json(self) -> dict[str, Any]:
         """Returns the options as in the manifest."""
-        options = {name: value for name, value in vars(self).items() if name != "source"}
-        return options | {"inputs": [str(path) for path in self.inputs], "format": "tar"}
+        options = {name: value for name, value in vars(self).items() if name not in {"source", "accept"}}
+        options |= {"inputs": [str(path) for path in self.inputs], "format": "tar"}
+        return options | ({"accept": sorted(self.accept)} if self.accept else {})
 
 
 def identity(options: BuildOptions) -> dict[str, Any]:
@@ -58,7 +61,8 @@ def identity(options: BuildOptions) -> dict[str, Any]:
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> str | None:
     """Describes the first difference between two builds; None if there is none."""
     flat_found, flat_wanted = ({**build, **build.get("options", {})} for build in (found, wanted))
-    for name, value in flat_wanted.items():
-        if name != "options" and flat_found.get(name) != value:
-            return f"{name.replace('_', ' ')} {flat_found.get(name)} instead of {value}"
+    for name in flat_wanted | flat_found:
+        found_value, wanted_value = flat_found.get(name), flat_wanted.get(name)
+        if name != "options" and found_value != wanted_value:
+            return f"{name.replace('_', ' ')} {found_value} instead of {wanted_value}"
     return None

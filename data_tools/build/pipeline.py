@@ -1,4 +1,4 @@
-"""Builds a dataset from a corpus, in this process or on Dask.
+"""Builds a dataset from a corpus, on this machine or on Dask.
 
 Recordings are staged chunk by chunk (:mod:`~data_tools.build.staging`), their crops are split by patient and shuffled
 (:mod:`~data_tools.build.planning`) and written shard by shard (:mod:`~data_tools.build.sharding`); then come the tables, and
@@ -63,7 +63,7 @@ def build_dataset(
     Args:
         options: the options that determine the dataset.
         out: folder of the dataset; new, empty, or with an unfinished build of the same options.
-        num_workers: number of processes; None for one per CPU. A single worker is this process itself.
+        num_workers: number of processes, see :class:`data_tools.build.workers.Workers`.
         scheduler: address of a Dask scheduler to use instead.
 
     Raises:
@@ -76,7 +76,7 @@ def build_dataset(
     if (out / MANIFEST_FILE).exists():
         return _finished(options, out)
     state.check_output(out)
-    found = make_source(options.source).find(options.inputs)
+    found = make_source(options.source, options.inputs, options.accept).find()
     staging.mkdir(parents=True, exist_ok=True)
     try:
         with state.lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
@@ -141,9 +141,7 @@ def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Worker
         num_chunks += 1
         num_waiting += 0 if index_path(staging, number).exists() else len(chunk)
     todo = (
-        ChunkTask(staging, number, options.source, options.seed, chunk)
-        for number, chunk in chunks()
-        if not index_path(staging, number).exists()
+        ChunkTask(staging, number, options, chunk) for number, chunk in chunks() if not index_path(staging, number).exists()
     )
     with tqdm(total=len(files), initial=len(files) - num_waiting, desc="reading", unit="rec", disable=None) as bar:
         for num_recordings in workers.map_unordered(stage_chunk, todo):

@@ -8,14 +8,16 @@ The index is written last, so a chunk with an index is finished.
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.build.crops import SkipReasons, UsableCrop, crop_key, usable_crops
+from data_tools.build.options import BuildOptions
+from data_tools.build.processes import begin_part
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import Recording
@@ -41,13 +43,20 @@ _SIGNAL_HASH_BYTES = 16
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk of recordings to stage; ``recordings`` are pairs (number in the build, file)."""
+    """A chunk of recordings to stage; ``recordings`` are pairs (number in the build, file).
+
+    ``rejected`` are the reasons, by number, not to open some of them.
+    """
 
     folder: Path
     number: int
-    source: str
-    seed: int
+    options: BuildOptions
     recordings: tuple[tuple[int, RecordingFile], ...]
+    rejected: dict[int, str] = field(default_factory=dict)
+
+    def reject(self, recording: int, reason: str) -> Self:
+        """Returns the chunk without a recording, whose reason becomes a note."""
+        return replace(self, rejected={**self.rejected, recording: reason})
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +92,24 @@ def stage_chunk(task: ChunkTask) -> int:
     Raises:
         OSError: the staging files cannot be written.
     """
-    source = make_source(task.source)
+    options = task.options
+    source = make_source(options.source, options.inputs, options.accept)
     rows: list[tuple[Any, ...]] = []
     notes: list[Note] = []
     with atomic_write(crops_path(task.folder, task.number)) as file:
         for number, recording_file in task.recordings:
+            if number in task.rejected:
+                notes.append(Note(number, task.rejected[number], True))
+                continue
+            begin_part(number)
             num_before = len(rows)
             skip_reasons, description_notes = SkipReasons(), []
             for recording, crop in usable_crops(source, recording_file, skip_reasons):
-                rows.append(_write_crop(file, recording, crop, number, task.seed))
+                rows.append(_write_crop(file, recording, crop, number, options.seed))
                 description_notes = list(recording.notes)
             notes += [Note(number, reason, True) for reason in skip_reasons.reasons(len(rows) - num_before)]
             notes += [Note(number, reason, False) for reason in description_notes]
+        begin_part(None)
     with atomic_write(notes_path(task.folder, task.number)) as file:
         file.write(json.dumps([[note.recording, note.reason, note.is_skipped] for note in notes]).encode())
     with atomic_write(index_path(task.folder, task.number)) as file:

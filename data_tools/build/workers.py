@@ -1,18 +1,17 @@
-"""Runs tasks in this process or on Dask workers, local or of a scheduler, with a bounded number in flight."""
+"""Runs tasks in this process, in worker processes, or on the workers of a Dask scheduler, with a bounded number in flight."""
 
 import asyncio
 import importlib
 import logging
 import os
-import signal
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing
 from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from data_tools.build.processes import ProcessPool
 from data_tools.validation import one_line
 
 _Task = TypeVar("_Task")
@@ -26,7 +25,8 @@ class Workers:
     """A pool of workers; a context manager.
 
     Args:
-        num_workers: number of local processes; None for one per CPU. A single worker is this process itself, without Dask.
+        num_workers: number of local processes; None for one per CPU, at least two. A single worker is this process itself,
+            which a broken recording may end or hold up; several are a :class:`~data_tools.build.processes.ProcessPool`.
         scheduler: address of a running Dask scheduler to use instead, such as ``tcp://10.0.0.1:8786``. Its workers must
             have this package and see the same paths.
 
@@ -37,44 +37,32 @@ class Workers:
     def __init__(self, num_workers: int | None = None, scheduler: str | None = None) -> None:
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"the number of workers must be at least 1, got {num_workers}")
-        self._num_workers = num_workers or len(os.sched_getaffinity(0))
+        self._num_workers = num_workers or max(2, len(os.sched_getaffinity(0)))
         self._scheduler = scheduler
         self._stack = ExitStack()
+        self._pool: ProcessPool | None = None
         self._client: Any = None
 
     def __enter__(self) -> Self:
-        if self._num_workers == 1 and self._scheduler is None:
-            return self
-        # Importing Dask takes half a second, which commands without workers should not wait for.
+        if self._scheduler is not None:
+            self._enter_dask(self._scheduler)
+        elif self._num_workers > 1:
+            self._pool = self._stack.enter_context(closing(ProcessPool(self._num_workers)))
+        return self
+
+    def _enter_dask(self, scheduler: str) -> None:
+        # Importing Dask takes half a second, which commands without it should not wait for.
         dask, distributed = importlib.import_module("dask"), importlib.import_module("distributed")
 
         # Errors in a worker are raised here as the exception of its task; Dask need not log them too.
-        for name in ("distributed", "distributed.nanny", "distributed.worker", "distributed.scheduler", "asyncio"):
+        for name in ("distributed", "distributed.worker", "distributed.scheduler", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._stack.enter_context(dask.config.set({"distributed.admin.large-graph-warning-threshold": "1GB"}))
         try:
-            if self._scheduler is None:
-                self._start_local(distributed)
-            else:
-                self._connect(distributed, self._scheduler)
+            self._connect(distributed, scheduler)
         except BaseException:
             self._stack.close()
             raise
-        return self
-
-    def _start_local(self, distributed: Any) -> None:
-        with _ignore_interrupts():
-            cluster = distributed.LocalCluster(
-                n_workers=self._num_workers,
-                threads_per_worker=1,
-                # Any free port, because Dask warns if its usual one is taken, even without a dashboard.
-                dashboard_address=":0",
-                scheduler_kwargs={"dashboard": False},
-                memory_limit=None,  # tasks are small: nothing needs to be spilled or restarted
-                silence_logs=logging.CRITICAL,
-            )
-        self._stack.enter_context(cluster)
-        self._client = self._stack.enter_context(distributed.Client(cluster))
 
     def _connect(self, distributed: Any, scheduler: str) -> None:
         try:
@@ -108,7 +96,7 @@ class Workers:
             RuntimeError: a worker died repeatedly.
         """
         if self._client is None:
-            yield from map(function, tasks)
+            yield from self._pool.map_unordered(function, tasks) if self._pool else map(function, tasks)
             return
         distributed = importlib.import_module("distributed")
         running = distributed.as_completed()
@@ -133,14 +121,3 @@ async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
     await connection.close()
 
 
-@contextmanager
-def _ignore_interrupts() -> Iterator[None]:
-    """Lets processes that are started meanwhile ignore Ctrl-C, because this process shuts them down."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)

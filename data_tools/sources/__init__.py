@@ -1,19 +1,31 @@
 """One file per corpus, whose class implements :class:`data_tools.sources.protocol.Source`, and a table of names."""
 
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
 from data_tools.sources.physionet2021 import PhysioNet2021
-from data_tools.sources.protocol import RecordingFile, Source
+from data_tools.sources.protocol import Acceptable, RecordingFile, Source
 
 SOURCES: dict[str, type[Source]] = {"physionet2021": PhysioNet2021}
 
-__all__ = ["SOURCES", "RecordingFile", "Source", "make_source"]
+__all__ = ["SOURCES", "Acceptable", "RecordingFile", "Source", "make_source"]
 
 
-def make_source(name: str) -> Source:
-    """Returns the source with a name in :data:`SOURCES`.
+def make_source(name: str, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> Source:
+    """Returns the source with a name in :data:`SOURCES`; see :class:`data_tools.sources.protocol.Source`.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    check_source(name)
+    return SOURCES[name](inputs, accept)
+
+
+def check_source(name: str) -> None:
+    """Checks the name of a source.
 
     Raises:
         ValueError: the name is unknown.
     """
     if name not in SOURCES:
         raise ValueError(f"unknown source '{name}'; sources are {', '.join(SOURCES)}")
-    return SOURCES[name]()

@@ -6,7 +6,7 @@ https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordin
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from data_tools.files import printable
 from data_tools.leads import canonical_lead
 from data_tools.recording import Recording, RecordingError
-from data_tools.sources.protocol import RecordingFile
+from data_tools.sources.input_folders import LINK_LOOPS, InputFolders
+from data_tools.sources.protocol import Acceptable, RecordingFile
 from data_tools.sources.wfdb_files import open_signals, read_header
 
 DATABASES = (
@@ -32,6 +33,8 @@ DATABASES = (
 _DEFAULT_DATABASE = "physionet2021"
 _GROUP = re.compile(r"g\d+")
 _SUFFIXES = (".hea", ".mat")
+_MAX_DEPTH = 64
+_MIN_SAMPLING_RATE, _MAX_SAMPLING_RATE = 50, 20_000
 
 # SNOMED CT identifiers have 6 to 18 digits.
 _SNOMED = re.compile(r"[1-9]\d{5,17}")
@@ -44,29 +47,37 @@ _Read = Callable[[int, int], NDArray[np.float32]]
 
 
 class PhysioNet2021:
-    """The source ``physionet2021``."""
+    """The source ``physionet2021``; see :class:`data_tools.sources.protocol.Source`."""
 
-    def find(self, inputs: Sequence[Path]) -> Iterator[RecordingFile]:
+    def __init__(self, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> None:
+        self._inputs = inputs
+        self._accept = accept
+        self._folders = InputFolders(inputs, follow_links="links" in accept)
+
+    def find(self) -> Iterator[RecordingFile]:
         """Finds NAME.hea and NAME.mat in the inputs at any depth, sorted within each input by path."""
-        for folder in inputs:
+        for folder in self._inputs:
             if not folder.is_dir():
                 raise ValueError(f"{folder}: no such folder; choose a folder that contains .hea and .mat files, at any depth")
-            if next(_walk(folder, set()), None) is None:
+            if next(_walk(folder, self._folders, set()), None) is None:
                 raise ValueError(f"{folder}: no recordings; choose a folder that contains .hea and .mat files, at any depth")
-        return self._find(inputs)
+        return self._find()
 
-    @staticmethod
-    def _find(inputs: Sequence[Path]) -> Iterator[RecordingFile]:
+    def _find(self) -> Iterator[RecordingFile]:
         seen: set[tuple[int, int]] = set()
-        for folder in inputs:
-            for current, name, size in _walk(folder, seen):
+        for folder in self._inputs:
+            for current, name, size in _walk(folder, self._folders, seen):
                 parts = (folder.parent.name, folder.name, *current.relative_to(folder).parts)
                 database = sys.intern(printable(database_of(parts)))
                 yield RecordingFile(str(current / name), database, printable(name), size)
 
     def open(self, file: RecordingFile) -> Recording:
         """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
-        header = read_header(file.path)
+        self._folders.check_link(file.path)  # a folder that was not searched
+        header = read_header(file.path, self._folders)
+        if not (_MIN_SAMPLING_RATE <= header.sampling_rate <= _MAX_SAMPLING_RATE or "sampling-rates" in self._accept):
+            accepted = f"{_MIN_SAMPLING_RATE} to {_MAX_SAMPLING_RATE} Hz are accepted"
+            raise RecordingError("unusual sampling rate", f"{header.sampling_rate:g} Hz; {accepted}")
         description = parse_comments(header.comments)
         notes = list(description.notes)
         rows: dict[str, int] = {}
@@ -78,7 +89,7 @@ class PhysioNet2021:
                 rows[lead] = row
         if not rows:
             raise RecordingError("no known lead", ", ".join(signal.name for signal in header.signals)[:80])
-        num_samples, read = open_signals(file.path, header)
+        num_samples, read = open_signals(file.path, header, self._folders, accept_checksums="checksums" in self._accept)
         return Recording(
             source=file.source,
             name=file.name,
@@ -98,12 +109,14 @@ def _select(read: _Read, rows: list[int]) -> _Read:
     return lambda start, stop: read(start, stop)[rows]
 
 
-def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str, int]]:
-    """Yields the recordings in a folder at any depth, in the order of their paths.
+def _walk(folder: Path, folders: InputFolders, seen: set[tuple[int, int]], depth: int = 0) -> Iterator[tuple[Path, str, int]]:
+    """Yields the recordings in a folder at any depth, in the order of their paths, and the links that are not followed.
 
     Args:
         folder: the folder.
+        folders: decides which links are followed.
         seen: device and inode of every listed folder; each is listed only once, so that links cannot form a cycle.
+        depth: number of folders above this one.
 
     Yields:
         (folder of a recording, its name, size of its files in bytes).
@@ -112,24 +125,30 @@ def _walk(folder: Path, seen: set[tuple[int, int]]) -> Iterator[tuple[Path, str,
     if (status.st_dev, status.st_ino) in seen:
         return
     seen.add((status.st_dev, status.st_ino))
+    if depth > _MAX_DEPTH:
+        raise ValueError(f"{folder}: more than {_MAX_DEPTH} folders deep; move it up, or leave it out")
     sizes: dict[str, int] = {}
-    folders: list[str] = []
+    inner: list[str] = []
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
                 name, suffix = os.path.splitext(entry.name)  # noqa: PTH122  (a Path for each entry is much slower)
                 if name.startswith("."):
                     continue
-                if entry.is_dir():
-                    folders.append(entry.name)
+                problem = folders.find_link_problem(Path(entry.path)) if entry.is_symlink() else None
+                if problem is None and entry.is_dir():
+                    inner.append(entry.name)
                 elif suffix in _SUFFIXES:
-                    sizes[name] = sizes.get(name, 0) + (entry.stat().st_size if entry.is_file() else 0)
+                    has_size = problem is None and entry.is_file()
+                    sizes[name] = sizes.get(name, 0) + (entry.stat().st_size if has_size else 0)
+                elif problem and (problem.reason == LINK_LOOPS or Path(entry.path).is_dir()):
+                    sizes[entry.name] = 0
     except OSError as error:
         raise ValueError(f"{folder}: cannot be listed ({error.strerror}); make it readable, or leave it out") from None
     # A recording comes before a folder of the same name, and a folder's contents before names that start with its name.
-    for key in sorted([*sizes, *(f"{name}\0" for name in folders)]):
+    for key in sorted([*sizes, *(f"{name}\0" for name in inner)]):
         if key.endswith("\0"):
-            yield from _walk(folder / key[:-1], seen)
+            yield from _walk(folder / key[:-1], folders, seen, depth + 1)
         else:
             yield folder, key, sizes[key]
 

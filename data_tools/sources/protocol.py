@@ -1,11 +1,14 @@
 """The interface of a source."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from data_tools.recording import Recording
+
+# What a source rejects unless it is told to accept it: links out of the input, wrong checksums, unusual sampling rates.
+Acceptable = Literal["links", "checksums", "sampling-rates"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +36,17 @@ class RecordingFile:
 class Source(Protocol):
     """A corpus: finds recordings in folders and opens them one by one, in any process."""
 
-    def find(self, inputs: Sequence[Path]) -> Iterator[RecordingFile]:
-        """Finds every recording once, including unreadable ones.
+    def __init__(self, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> None:
+        """Creates the source.
 
         Args:
             inputs: folders, or files if the corpus consists of files.
+            accept: what is used although it is suspicious.
+        """
+        ...
+
+    def find(self) -> Iterator[RecordingFile]:
+        """Finds every recording once, including those that cannot be used.
 
         Returns:
             Recordings in an order that depends only on the inputs' order and on file names.

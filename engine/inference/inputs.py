@@ -155,8 +155,8 @@ def crops_of(path: Path, total: int, tables: Callable[[], Iterable[pa.Table]]) -
 
 
 def _open_recordings(path: Path, scratch: Path) -> Input:
-    source: Source = make_source(_WFDB_SOURCE)
-    listing = Listing(scratch / _LISTING_FILE, source.find([path]))
+    source: Source = make_source(_WFDB_SOURCE, [path])
+    listing = Listing(scratch / _LISTING_FILE, source.find())
 
     def parts() -> Iterator[RecordingFile | Skipped]:
         for number, original in listing.repeats():

@@ -24,28 +24,30 @@ CORPORA: dict[str, Callable[[Path], None]] = {"physionet2021": write_physionet20
 
 
 @pytest.fixture(params=sorted(SOURCES))
-def corpus(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Source, Path]:
-    CORPORA[request.param](tmp_path)
-    return make_source(request.param), tmp_path
+def name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
-def test_every_recording_is_found_once_and_in_the_same_order(corpus: tuple[Source, Path]) -> None:
-    source, folder = corpus
-    files = list(source.find([folder]))
+@pytest.fixture
+def source(name: str, tmp_path: Path) -> Source:
+    CORPORA[name](tmp_path)
+    return make_source(name, [tmp_path])
+
+
+def test_every_recording_is_found_once_and_in_the_same_order(source: Source, name: str, tmp_path: Path) -> None:
+    files = list(source.find())
     assert len({(file.source, file.name) for file in files}) == len(files) == 4
-    assert list(source.find([folder])) == files
-    assert list(source.find([folder, folder])) == files
+    assert list(source.find()) == files
+    assert list(make_source(name, [tmp_path, tmp_path]).find()) == files
 
 
-def test_files_travel_to_other_processes(corpus: tuple[Source, Path]) -> None:
-    source, folder = corpus
-    files = list(source.find([folder]))
+def test_files_travel_to_other_processes(source: Source) -> None:
+    files = list(source.find())
     assert pickle.loads(pickle.dumps(files)) == files  # noqa: S301
 
 
-def test_recordings_are_in_millivolt_with_known_leads(corpus: tuple[Source, Path]) -> None:
-    source, folder = corpus
-    for file in source.find([folder]):
+def test_recordings_are_in_millivolt_with_known_leads(source: Source) -> None:
+    for file in source.find():
         if file.name == "broken":
             continue
         recording = source.open(file)
@@ -60,15 +62,14 @@ def test_recordings_are_in_millivolt_with_known_leads(corpus: tuple[Source, Path
         assert recording.patient
 
 
-def test_broken_recordings_are_refused_with_a_reason(corpus: tuple[Source, Path]) -> None:
-    source, folder = corpus
-    (broken,) = (file for file in source.find([folder]) if file.name == "broken")
+def test_broken_recordings_are_refused_with_a_reason(source: Source) -> None:
+    (broken,) = (file for file in source.find() if file.name == "broken")
     with pytest.raises(RecordingError, match=r"^missing \.mat$"):
         source.open(broken)
 
 
-def test_inputs_without_recordings_are_refused(corpus: tuple[Source, Path], tmp_path_factory: pytest.TempPathFactory) -> None:
-    source, folder = corpus
-    for wrong in (folder / "absent", tmp_path_factory.mktemp("empty")):
-        with pytest.raises(ValueError, match=wrong.name):
-            source.find([wrong])
+def test_inputs_without_recordings_are_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    for wrong in ("absent", "empty"):
+        with pytest.raises(ValueError, match=wrong):
+            make_source(name, [tmp_path / wrong]).find()

@@ -33,8 +33,8 @@ def test_limb_leads_fulfil_einthoven_and_goldberger() -> None:
 def test_limb_leads_of_real_recordings_follow_from_the_first_two(shared: Path) -> None:
     from data_tools.sources import make_source
 
-    source = make_source("physionet2021")
-    for file in source.find([shared / "ecg" / "physionet2021"]):
+    source = make_source("physionet2021", [shared / "ecg" / "physionet2021"])
+    for file in source.find():
         recording = source.open(file)
         signal = recording.read(0, recording.num_samples)
         derived = np.stack(derive_limb_leads(signal[0], signal[1]))

@@ -11,8 +11,9 @@ from data_tools.sources.physionet2021 import PhysioNet2021, database_of, parse_c
 
 
 def open_only(folder: Path) -> Recording:
-    (file,) = PhysioNet2021().find([folder])
-    return PhysioNet2021().open(file)
+    source = PhysioNet2021([folder])
+    (file,) = source.find()
+    return source.open(file)
 
 
 @pytest.mark.parametrize(
@@ -36,16 +37,16 @@ def test_recordings_are_found_at_any_depth_in_the_order_of_their_paths(tmp_path:
         write_recording(tmp_path / folder, name, signal)
     (tmp_path / "a" / "._R3.mat").write_bytes(b"")
     (tmp_path / "a" / "RECORDS").write_text("R3")
-    found = list(PhysioNet2021().find([tmp_path]))
+    found = list(PhysioNet2021([tmp_path]).find())
     assert [str(file.path.relative_to(tmp_path)) for file in found] == ["R4", "a/R3", "a/x/y/R0", "b/g1/R10", "b/g1/R2"]
-    names = [file.name for file in PhysioNet2021().find([tmp_path / "b", tmp_path])]
+    names = [file.name for file in PhysioNet2021([tmp_path / "b", tmp_path]).find()]
     assert names == ["R10", "R2", "R4", "R3", "R0"]
 
 
 def test_folders_given_from_within_the_corpus_have_the_same_names(tmp_path: Path) -> None:
     write_recording(tmp_path / "training" / "georgia" / "g1", "R", random_signal(0, 10))
     for inner in ("", "training", "training/georgia", "training/georgia/g1"):
-        assert next(PhysioNet2021().find([tmp_path / inner])).source == "georgia"
+        assert next(PhysioNet2021([tmp_path / inner]).find()).source == "georgia"
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
@@ -53,14 +54,15 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     (tmp_path / "real" / "loop").symlink_to(tmp_path / "real")
     (tmp_path / "given").mkdir()
     (tmp_path / "given" / "link").symlink_to(tmp_path / "real")
-    assert [file.name for file in PhysioNet2021().find([tmp_path / "given"])] == ["R"]
+    assert [file.name for file in PhysioNet2021([tmp_path / "given", tmp_path / "real"]).find()] == ["R"]
+    assert [file.name for file in PhysioNet2021([tmp_path / "given"], accept=["links"]).find()] == ["R"]
 
 
 def test_missing_and_empty_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no such folder"):
-        PhysioNet2021().find([tmp_path / "absent"])
+        PhysioNet2021([tmp_path / "absent"]).find()
     with pytest.raises(ValueError, match="no recordings"):
-        PhysioNet2021().find([tmp_path])
+        PhysioNet2021([tmp_path]).find()
 
 
 def test_comments_are_read() -> None:
@@ -116,8 +118,8 @@ def test_without_a_patient_the_recording_stands_for_one(tmp_path: Path) -> None:
 
 
 def test_real_recordings_are_read(shared: Path) -> None:
-    source = make_source("physionet2021")
-    files = list(source.find([shared / "ecg" / "physionet2021"]))
+    source = make_source("physionet2021", [shared / "ecg" / "physionet2021"])
+    files = list(source.find())
     assert [file.source for file in files] == ["georgia"] * 10 + ["ningbo"] * 10 + ["ptb-xl"] * 5
     first = source.open(files[0])
     assert (first.name, first.age, first.sex, first.labels) == ("E07500", 78.0, "male", ("67741000119109", "426177001"))
@@ -128,4 +130,4 @@ def test_real_recordings_are_read(shared: Path) -> None:
 
 def test_an_unknown_source_names_the_known() -> None:
     with pytest.raises(ValueError, match="unknown source 'physionet'; sources are physionet2021"):
-        make_source("physionet")
+        make_source("physionet", [])

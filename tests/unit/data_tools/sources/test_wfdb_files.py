@@ -1,6 +1,7 @@
 import contextlib
 import os
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from recording_files import random_signal, write_recording
 
 from data_tools.recording import RecordingError
+from data_tools.sources.input_folders import InputFolders
 from data_tools.sources.wfdb_files import open_signals, parse_header, read_header
 
 with warnings.catch_warnings():
@@ -20,8 +22,13 @@ with warnings.catch_warnings():
 HEADER = "r 1 500 1000\nr.mat 16x1+24 1000.0(0)/mV 16 0 0 0 0 I\n"
 
 
+def open_recording(path: Path, **options: bool) -> tuple[int, Callable[[int, int], np.ndarray]]:
+    folders = InputFolders([path.parent])
+    return open_signals(path, read_header(path, folders), folders, **options)
+
+
 def read_all(path: Path) -> np.ndarray:
-    num_samples, read = open_signals(path, read_header(path))
+    num_samples, read = open_recording(path)
     return read(0, num_samples)
 
 
@@ -72,14 +79,14 @@ def test_signals_and_headers_are_read_as_wfdb_reads_them(
     signal = random.integers(-32768, 32768, (num_leads, num_samples)).astype(np.int16)
     names = [f"lead {row}" for row in range(num_leads)]
     path = write_recording(tmp_path_factory.mktemp("r"), "r", signal, leads=names, gain=gain, sampling_rate=rate)
-    header = read_header(path)
+    header = read_header(path, InputFolders([path.parent]))
     expected = wfdb.rdrecord(str(path))
     assert header.sampling_rate == expected.fs
     assert [line.name for line in header.signals] == expected.sig_name
     assert list(header.comments) == expected.comments
     start = data.draw(st.integers(0, num_samples - 1))
     stop = data.draw(st.integers(start + 1, num_samples))
-    found_samples, read = open_signals(path, header)
+    found_samples, read = open_recording(path)
     assert found_samples == num_samples
     np.testing.assert_allclose(read(start, stop), expected.p_signal.T[:, start:stop], rtol=1e-6)
 
@@ -99,7 +106,7 @@ def test_other_storage_formats_are_read(tmp_path: Path, storage: str) -> None:
         baseline=[0, 0],
         write_dir=str(tmp_path),
     )
-    num_samples, read = open_signals(tmp_path / "r", read_header(tmp_path / "r"))
+    num_samples, read = open_recording(tmp_path / "r")
     assert num_samples == 600
     np.testing.assert_allclose(read(100, 300), digital.T[:, 100:300] * 2e-3, rtol=1e-6)
 

@@ -1,0 +1,193 @@
+"""Worker processes, which a broken recording may kill or hold up without harm to the build."""
+
+import multiprocessing
+import os
+import resource
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, TypeVar
+
+_Task = TypeVar("_Task")
+_Result = TypeVar("_Result")
+
+# A day with twelve leads takes seconds.
+_SECONDS_PER_PART = 600.0
+# A block of twelve leads at 20 kHz takes 1.7 GB.
+_MEMORY_BYTES = 4 << 30
+
+_context = multiprocessing.get_context("spawn")
+_parent: "Connection[Any, Any] | None" = None  # in a worker process, where it reports to
+
+
+def begin_part(number: int | None) -> None:
+    """Tells the pool, if this is one of its processes, which part of its task comes next; None for what belongs to no part."""
+    if _parent is not None:
+        _parent.send(("part", number))
+
+
+@dataclass
+class _Attempt:
+    """A task, and the parts in which a process has died."""
+
+    task: Any
+    deaths: set[int | None] = field(default_factory=set)
+
+
+class _Worker:
+    """A process and the attempt that it works on, if any."""
+
+    def __init__(self) -> None:
+        self.connection, theirs = _context.Pipe()
+        self._process = _context.Process(target=_work, args=(theirs,), daemon=True)
+        with _ignore_interrupts():
+            self._process.start()
+        theirs.close()
+        self.attempt: _Attempt | None = None
+        self.part: int | None = None
+        self._since = 0.0
+
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
+    def begin(self, function: Callable[[Any], Any], attempt: _Attempt) -> None:
+        self.attempt, self.part = attempt, None
+        with suppress(OSError):  # if the process has died, reading from it will say so
+            self.connection.send((function, attempt.task))
+
+    def begin_part(self, part: int | None) -> None:
+        self.part, self._since = part, time.monotonic()
+
+    def is_late(self) -> bool:
+        return self.part is not None and time.monotonic() - self._since > _SECONDS_PER_PART
+
+    def end(self) -> str:
+        """Ends the process; returns how it ended."""
+        self.connection.close()
+        if self._process.exitcode is None:
+            self._process.kill()
+        self._process.join(1)
+        code = self._process.exitcode
+        return signal.Signals(-code).name if code is not None and code < 0 else f"exit status {code}"
+
+
+class ProcessPool:
+    """Processes that run tasks; those that die or take too long are replaced.
+
+    A task may have parts, which it announces with :func:`begin_part`. A part that a process dies in, or that takes too long, is
+    tried once more; then the task goes on as ``task.reject(part, reason)``.
+
+    Args:
+        num_processes: number of processes.
+    """
+
+    def __init__(self, num_processes: int) -> None:
+        self._num_processes = num_processes
+        self._idle: list[_Worker] = []
+        self._busy: list[_Worker] = []
+
+    def close(self) -> None:
+        """Ends the processes at once, which loses nothing, as they write files atomically."""
+        for worker in self._idle + self._busy:
+            worker.end()
+
+    def map_unordered(self, function: Callable[[_Task], _Result], tasks: Iterable[_Task]) -> Iterator[_Result]:
+        """Yields the result of each task as it arrives; see :meth:`data_tools.build.workers.Workers.map_unordered`."""
+        again: deque[_Attempt] = deque()
+        new = (_Attempt(task) for task in tasks)
+        self._idle = [worker for worker in self._idle if worker.is_alive()]
+        try:
+            while True:
+                while len(self._busy) < self._num_processes and (attempt := again.popleft() if again else next(new, None)):
+                    self._busy.append(self._idle.pop() if self._idle else _Worker())
+                    self._busy[-1].begin(function, attempt)
+                if not self._busy:
+                    return
+                ready = wait([worker.connection for worker in self._busy], min(1, _SECONDS_PER_PART))
+                for worker in list(self._busy):
+                    if worker.connection in ready:
+                        yield from self._receive(worker, again)
+                    elif worker.is_late():
+                        again.append(self._give_up(worker, f"took longer than {_SECONDS_PER_PART:g} s"))
+        finally:  # what is still being done is of no use any more
+            while self._busy:
+                self._busy.pop().end()
+
+    def _receive(self, worker: _Worker, again: deque[_Attempt]) -> Iterator[Any]:
+        """Reads a message; yields the result if it is one."""
+        try:
+            kind, value = worker.connection.recv()
+        except (EOFError, OSError):
+            again.append(self._give_up(worker, "the process that read it ended"))
+            return
+        if kind == "part":
+            worker.begin_part(value)
+            return
+        self._busy.remove(worker)
+        self._idle.append(worker)
+        if kind == "error":
+            raise value
+        yield value
+
+    def _give_up(self, worker: _Worker, problem: str) -> _Attempt:
+        """Ends a worker; returns the attempt for the next one, without the part if it was the second time."""
+        self._busy.remove(worker)
+        how, attempt, part = worker.end(), worker.attempt, worker.part
+        assert attempt is not None
+        if part not in attempt.deaths:
+            attempt.deaths.add(part)
+        elif part is None:
+            raise RuntimeError(f"a worker process ended twice ({how}), perhaps out of memory; use fewer workers")
+        else:
+            attempt.task = attempt.task.reject(part, f"{problem}: twice ({how})")
+        return attempt
+
+
+def _work(connection: "Connection[Any, Any]") -> None:
+    """Runs in a worker process until its parent ends."""
+    global _parent  # noqa: PLW0603 -- set once, before any task
+    _parent = connection
+    _limit_memory()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with suppress(EOFError, BrokenPipeError):
+        while True:
+            function, task = connection.recv()
+            try:
+                answer = ("result", function(task))
+            except Exception as error:  # noqa: BLE001 -- raised again in the parent
+                answer = ("error", error)
+            connection.send(answer)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
+
+def _limit_memory() -> None:
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    limit = num_pages * resource.getpagesize() + _MEMORY_BYTES
+    soft = min(bytes_ for bytes_ in (limit, *limits) if bytes_ != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_AS, (soft, limits[1]))
+
+
+@contextmanager
+def _ignore_interrupts() -> Iterator[None]:
+    """Lets processes that are started meanwhile ignore Ctrl-C, because this process ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -1,0 +1,78 @@
+"""Worker processes that die or hang. Their tasks are run in processes that import this file."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import pytest
+
+import data_tools.build.processes
+from data_tools.build.processes import ProcessPool, begin_part
+
+
+@dataclass(frozen=True)
+class Task:
+    """Adds up its parts; a part of None kills the process, of -1 hangs, of -2 takes all memory."""
+
+    parts: tuple[int | None, ...]
+    rejected: dict[int, str] = field(default_factory=dict)
+
+    def reject(self, part: int, reason: str) -> Self:
+        return replace(self, rejected={**self.rejected, part: reason})
+
+
+def run(task: Task) -> tuple[int, dict[int, str]]:
+    total = 0
+    for number, part in enumerate(task.parts):
+        if number in task.rejected:
+            continue
+        begin_part(number)
+        if part is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif part == -1:
+            time.sleep(1000)
+        elif part == -2:
+            np.ones(1 << 40)
+        else:
+            total += part
+    return total, task.rejected
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ProcessPool]:
+    with closing(ProcessPool(2)) as pool:
+        yield pool
+
+
+def test_a_part_that_kills_its_process_twice_is_rejected(pool: ProcessPool) -> None:
+    tasks = [Task((1, 2)), Task((3, None, 4, None)), Task((5,))]
+    reason = "the process that read it ended: twice (SIGKILL)"
+    found = sorted(pool.map_unordered(run, tasks), key=lambda result: result[0])
+    assert found == [(3, {}), (5, {}), (7, {1: reason, 3: reason})]
+
+
+def test_a_part_that_hangs_is_rejected(pool: ProcessPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_tools.build.processes, "_SECONDS_PER_PART", 0.05)
+    assert list(pool.map_unordered(run, [Task((1, -1, 2))])) == [(3, {1: "took longer than 0.05 s: twice (SIGKILL)"})]
+
+
+def test_memory_is_limited(pool: ProcessPool) -> None:
+    with pytest.raises(MemoryError):
+        list(pool.map_unordered(run, [Task((-2,))]))
+    assert list(pool.map_unordered(run, [Task((1,))])) == [(1, {})]
+
+
+def test_a_task_without_parts_that_dies_twice_is_an_error(pool: ProcessPool) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"a worker process ended twice \(SIGTERM\), perhaps out of memory; use fewer workers"
+    ):
+        list(pool.map_unordered(die, [0]))
