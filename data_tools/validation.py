@@ -1,9 +1,16 @@
 """Errors as one line."""
 
+import reprlib
+
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 _MAX_LENGTH = 80
+# A value from a file may contain itself many times over; in full, its representation could fill the memory.
+_REPR = reprlib.Repr()
+_REPR.maxlevel = 4
+_REPR.maxdict = _REPR.maxlist = _REPR.maxtuple = _REPR.maxset = 20
+_REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _MAX_LENGTH
 
 
 def one_line(error: Exception) -> str:
@@ -37,5 +44,8 @@ def explain_mistake(mistake: ErrorDetails) -> str:
 
 def shorten(value: object) -> str:
     """Returns the value's representation, cut after 80 characters."""
-    text = repr(value)
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # Python does not print integers of more than 4,300 digits
+        text = "a value that cannot be printed"
     return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."

@@ -39,13 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--model", type=Path, required=True, metavar="DIR", help="folder of the model, from engine/convert.py")
     add("--input", type=Path, required=True, metavar="FOLDER", help="a dataset, or WFDB recordings (.hea) at any depth")
     add("--output", type=Path, required=True, metavar="OUT.npz", help="output file")
+    add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II; others are set to zero")
     options = parser.parse_args(arguments)
     return run_script("embed", partial(_run, options), options.output)
 
 
 def _run(options: argparse.Namespace) -> int:
-    check_output(options.output, EMBEDDING_SUFFIXES)
+    check_output(options.output, EMBEDDING_SUFFIXES, overwrite=options.overwrite)
     leads = None if options.leads is None else parse_leads(options.leads)
     embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
     runner = make_runner("embed", options)

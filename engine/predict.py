@@ -40,13 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("model", type=Path, metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add("input", type=Path, metavar="INPUT", help="a dataset, or a folder of WFDB recordings (.hea) at any depth")
     add("-o", "--output", type=Path, required=True, metavar="OUT", help="output file, .parquet or .csv")
+    add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II (default: those of fine-tuning)")
     options = parser.parse_args(arguments)
     return run_script("predict", partial(_run, options), options.output)
 
 
 def _run(options: argparse.Namespace) -> int:
-    check_output(options.output, PREDICTION_SUFFIXES)
+    check_output(options.output, PREDICTION_SUFFIXES, overwrite=options.overwrite)
     model = load_model(options.model)
     leads = None if options.leads is None else parse_leads(options.leads)
     predictor = Predictor(model, leads, select_device(options.device), options.precision)

@@ -10,6 +10,7 @@ from data_tools.build.options import BuildError, BuildOptions, difference, ident
 from data_tools.files import lock_file, write_text
 from data_tools.shards.manifest import SHARDS_FOLDER
 from data_tools.sources.protocol import RecordingFile
+from data_tools.validation import one_line
 
 STAGING_FOLDER = ".build"
 _OPTIONS_FILE = "build.json"
@@ -54,8 +55,11 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     if not path.exists():
         write_text(path, json.dumps(wanted, indent=1))
         return
-    found = json.loads(path.read_bytes())
     out = staging.parent
+    try:
+        found = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BuildError(f"{path}: cannot be read ({one_line(error)}); remove {out} and build again") from None
     other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
         raise BuildError(

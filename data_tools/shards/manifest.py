@@ -157,7 +157,7 @@ def read_manifest(folder: Path) -> Manifest:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise DatasetError(f"{folder}: not a dataset ({MANIFEST_FILE} is missing); finish its build first") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: cannot be read ({one_line(error)}); build the dataset again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DatasetError(f"{path}: not a manifest of format '{FORMAT}'")

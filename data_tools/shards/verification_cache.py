@@ -42,7 +42,7 @@ class VerificationCache:
         """Returns the recorded stamps; none if the file cannot be read, as it only saves time."""
         try:
             content = json.loads(self._file.read_text())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}
 

@@ -206,7 +206,7 @@ def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes,
         content = json.loads(text)
         content["rms_uv"] = float(np.float32(content["rms_uv"]))
         num_valid, signal_hash = int(content["num_valid_samples"]), str(content["signal_hash"])
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         return f"cannot be read ({one_line(error)})"
     if hashlib.blake2b(crop.astype("<i2").tobytes(), digest_size=16).hexdigest() != signal_hash:
         return "the signal has changed since it was written"

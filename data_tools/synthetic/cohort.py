@@ -81,7 +81,7 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
     if marker.is_file():
         try:
             found = json.loads(marker.read_text(encoding="utf-8"))
-        except ValueError:
+        except (ValueError, RecursionError):
             found = None
         if found != identity:
             raise ValueError(

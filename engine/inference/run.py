@@ -161,16 +161,18 @@ def predict_input(
     return summary
 
 
-def check_output(out: Path, suffixes: tuple[str, ...]) -> None:
+def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True) -> None:
     """Checks, before any work is done, that a file can be written.
 
     Raises:
-        UserError: the suffix is another one, the path is a folder, or its parent does not exist.
+        UserError: the suffix is another one, the path is a folder or must not be replaced, or its parent does not exist.
     """
     if out.suffix not in suffixes:
         raise UserError(f"{out}: the file name must end in {' or '.join(suffixes)}")
     if out.is_dir():
         raise UserError(f"{out}: is a folder: name a file")
+    if out.exists() and not overwrite:
+        raise UserError(f"{out}: exists already: name another file, or replace it with --overwrite")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder: create it or write elsewhere")
 

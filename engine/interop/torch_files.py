@@ -9,6 +9,7 @@ import pickle
 import re
 import struct
 import warnings
+import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,12 +56,31 @@ def read_torch_file(path: Path, safe_globals: Iterable[Any] = ()) -> Any:
         raise UserError(f"{path}: cannot be read ({error.strerror}); expected a checkpoint file") from None
     if not start:
         raise UserError(f"{path}: is empty; get another copy of the checkpoint")
+    is_zip = start == b"PK\x03\x04"
+    if is_zip:
+        _check_sizes(path)
     try:
         with torch.serialization.safe_globals([*_SAFE_GLOBALS, *safe_globals]), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about TorchScript archives, which it then refuses
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=start == b"PK\x03\x04")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except _LOAD_ERRORS as error:
         raise UserError(_explain(path, error)) from None
+
+
+def _check_sizes(path: Path) -> None:
+    """Checks that the members of an archive take no more memory than the file does on disk.
+
+    Raises:
+        UserError: some are compressed or overlap, which torch.save never does, or it is no archive.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise UserError(_explain(path, error)) from None
+    declared, size = sum(member.file_size for member in members), path.stat().st_size
+    if declared > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
+        raise UserError(f"{path}: unpacks from {size} to {declared} bytes, which torch.save never writes, so it was refused")
 
 
 def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
@@ -75,6 +95,8 @@ def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:
     """
     for name, tensor in weights.items():
         is_plain = isinstance(tensor, Tensor) and tensor.layout == torch.strided and not tensor.is_meta
+        # Strides of 0 let a small file hold a tensor of any size.
+        is_plain = is_plain and tensor.nbytes <= tensor.untyped_storage().nbytes()
         if not (isinstance(name, str) and is_plain and tensor.dtype in _NUMBERS):
             raise UserError(f"{where}.{name} is not a plain floating-point tensor")
     return dict(weights)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
@@ -50,7 +50,7 @@ class JsonLines:
     """Writes one JSON object per line: ``{"kind": "train", "step": 12, "loss": …}``."""
 
     def __init__(self, path: Path, first_step: int) -> None:
-        keep = [line for line in _lines(path) if json.loads(line)["step"] <= first_step]
+        keep = [line for line, row in zip(_lines(path), _rows(path), strict=True) if row["step"] <= first_step]
         write_text(path, "".join(f"{line}\n" for line in keep))
         self._file: TextIO = path.open("a", buffering=1)
 
@@ -68,8 +68,17 @@ class JsonLines:
 
 def read_rows(path: Path, kind: str) -> list[dict[str, float]]:
     """Returns the rows of one kind in a ``metrics.jsonl``."""
-    rows = [json.loads(line) for line in _lines(path)]
-    return [row for row in rows if row["kind"] == kind]
+    return [row for row in _rows(path) if row["kind"] == kind]
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows = [json.loads(line) for line in _lines(path)]
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}: a line is not valid JSON ({error}); remove it, or choose another output_dir") from None
+    if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
+        raise UserError(f"{path}: a line has no kind and step; remove it, or choose another output_dir")
+    return rows
 
 
 def _lines(path: Path) -> list[str]:

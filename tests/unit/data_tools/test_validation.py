@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from data_tools.validation import describe_validation_error
+from data_tools.validation import describe_validation_error, shorten
 
 
 class Inner(BaseModel):
@@ -46,3 +46,12 @@ def test_without_a_prefix_the_key_comes_first() -> None:
     with pytest.raises(ValidationError) as caught:
         Outer.model_validate({"inner": {"size": 13}})
     assert describe_validation_error(caught.value) == "inner.size: 13 is not allowed"
+
+
+def test_values_that_contain_themselves_many_times_are_shortened_at_once() -> None:
+    bomb: object = "x"
+    for _ in range(100):
+        bomb = [bomb, bomb]
+    assert shorten(bomb).startswith("[[[[...")
+    assert shorten(10**9999) == "a value that cannot be printed"
+    assert shorten({"a": list(range(50))}).startswith("{'a': [0, 1, 2,")

@@ -86,6 +86,12 @@ def test_a_split(run: Run, dataset: Path, tmp_path: Path) -> None:
     status, _, _ = run("--input", dataset, "--output", tmp_path / "out.npz", "--split", "valid")
     assert status == 0
     assert read(tmp_path / "out.npz")["key"].tolist() == [f"valid-{number:06d}" for number in range(7)]
+    status, _, err = run("--input", dataset, "--output", tmp_path / "out.npz")
+    assert (status, err) == (
+        2,
+        f"embed: {tmp_path / 'out.npz'}: exists already: name another file, or replace it with --overwrite\n",
+    )
+    assert len(read(tmp_path / "out.npz")["key"]) == 7
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -175,7 +181,7 @@ def test_a_subset_of_leads(run: Run, model: Path, dataset: Path, tmp_path: Path,
     seen = np.where([[lead in {"I", "II"}] for lead in LEADS], crop[:, :2500] / 1000, 0)
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][3, 0], embed(model, seen), atol=1e-5)
     two = save_tiny_encoder(tmp_path / "two", leads=("I", "II"))
-    assert run(*command, model=two)[0] == 0
+    assert run(*command, "--overwrite", model=two)[0] == 0
     expected = embed(two, crop[:2, :2500] / 1000)
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][3, 0], expected, atol=1e-5)
 
@@ -287,7 +293,7 @@ def test_an_interrupted_run_leaves_no_files(
         return original(self, crops)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Embedder, "__call__", interrupted)
-    status, out, err = run("--input", dataset, "--output", tmp_path / "out.npz", "--batch-size", 8)
+    status, out, err = run("--input", dataset, "--output", tmp_path / "out.npz", "--overwrite", "--batch-size", 8)
     assert (status, out) == (130, "")
     assert err == "embed: interrupted; no output was written\n"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]

@@ -143,7 +143,7 @@ def test_fields_of_a_later_minor_version_are_read_past(folder: Path) -> None:
     assert read_manifest(folder) == before
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "\0", "null"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "\0", "null", "[" * 100_000, "1" * 5000])
 def test_a_broken_manifest_is_refused(folder: Path, content: str) -> None:
     (folder / "manifest.json").write_text(content)
     with pytest.raises(DatasetError, match=r"manifest\.json"):

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.interop.torch_files import read_torch_file
+from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.options import UserError
 
 
@@ -126,3 +126,23 @@ def test_a_damaged_file_is_refused_or_read(tmp_path_factory: pytest.TempPathFact
     path.write_bytes(content)
     with contextlib.suppress(UserError):  # damaged numbers are not noticed: they have no checksum
         read_torch_file(path)
+
+
+def test_archives_that_unpack_to_more_are_refused(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(4.0)}, tmp_path / "file.pt")
+    with zipfile.ZipFile(tmp_path / "file.pt") as archive, zipfile.ZipFile(tmp_path / "bomb.pt", "w") as bomb:
+        for member in archive.infolist():
+            is_pickle = member.filename.endswith("data.pkl")
+            content = archive.read(member) + bytes(100_000_000 if is_pickle else 0)
+            bomb.writestr(member.filename, content, zipfile.ZIP_DEFLATED if is_pickle else zipfile.ZIP_STORED)
+    assert "unpacks from" in refused(tmp_path / "bomb.pt")
+    declared = (tmp_path / "file.pt").read_bytes()
+    place = declared.index(b"PK\x01\x02") + 20  # of the sizes in the first entry of the directory
+    (tmp_path / "liar.pt").write_bytes(declared[:place] + (2_000_000_000).to_bytes(4, "little") * 2 + declared[place + 8 :])
+    assert "unpacks from" in refused(tmp_path / "liar.pt")
+
+
+def test_tensors_larger_than_their_storage_are_not_plain(tmp_path: Path) -> None:
+    torch.save({"w": torch.zeros(1).expand(1 << 50)}, tmp_path / "file.pt")
+    with pytest.raises(UserError, match=r"here\.w is not a plain floating-point tensor"):
+        plain_tensors("here", read_torch_file(tmp_path / "file.pt"))

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.options import UserError
 from engine.training.metric_writers import JsonLines, read_rows
 from engine.training.summary import summarize, write_summary
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
@@ -33,6 +34,14 @@ def test_a_nan_metric_is_null(tmp_path: Path) -> None:
     writer.write("train", row(1, float("nan")))
     writer.close()
     assert read_rows(tmp_path / "metrics.jsonl", "train")[0]["loss"] is None
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5000, "[1]", "nonsense"])
+def test_damaged_lines_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(line + "\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: a line "):
+        JsonLines(path, 0)
 
 
 def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
