@@ -119,5 +119,3 @@ async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
     arguments = distributed.Security().get_connection_args("client")
     connection = await importlib.import_module("distributed.comm").connect(scheduler, _CONNECT_SECONDS, **arguments)
     await connection.close()
-
-

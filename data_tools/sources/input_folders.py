@@ -15,7 +15,6 @@ _KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-LINK_LOOPS = "link that loops"
 
 
 class InputFolders:
@@ -37,7 +36,7 @@ class InputFolders:
         except FileNotFoundError:
             return None
         except OSError:
-            return RecordingError(LINK_LOOPS, path.name)
+            return RecordingError("link that loops", path.name)
         if self._follow_links or any(Path(target).is_relative_to(root) for root in self._roots):
             return None
         return RecordingError("link out of the input folder", f"{path.name} -> {printable(target)}")

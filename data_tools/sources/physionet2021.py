@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from data_tools.files import printable
 from data_tools.leads import canonical_lead
 from data_tools.recording import Recording, RecordingError
-from data_tools.sources.input_folders import LINK_LOOPS, InputFolders
+from data_tools.sources.input_folders import InputFolders
 from data_tools.sources.protocol import Acceptable, RecordingFile
 from data_tools.sources.wfdb_files import open_signals, read_header
 
@@ -141,7 +141,7 @@ def _walk(folder: Path, folders: InputFolders, seen: set[tuple[int, int]], depth
                 elif suffix in _SUFFIXES:
                     has_size = problem is None and entry.is_file()
                     sizes[name] = sizes.get(name, 0) + (entry.stat().st_size if has_size else 0)
-                elif problem and (problem.reason == LINK_LOOPS or Path(entry.path).is_dir()):
+                elif problem and not Path(entry.path).is_file():
                     sizes[entry.name] = 0
     except OSError as error:
         raise ValueError(f"{folder}: cannot be listed ({error.strerror}); make it readable, or leave it out") from None

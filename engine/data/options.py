@@ -34,7 +34,8 @@ class DataOptions(Options):
     prefetch: Annotated[int, Field(gt=0)] = 4
     """Number of batches loaded ahead."""
     verify: Literal["hash", "size"] = "hash"
-    """What is compared with the manifest before the first step: the hash of every shard, or only its size."""
+    """What is compared with the manifest: before the first step and once per epoch the hash of every shard, or only its size
+    before the first step."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
 

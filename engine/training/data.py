@@ -9,6 +9,7 @@ from engine.config import RunConfig
 from engine.data import Loader, SampleOrder, Split, make_loader
 from engine.options import SegmentPair, UserError
 from engine.training.distributed import Ranks
+from engine.training.shard_watch import ShardWatch
 
 
 @dataclass(frozen=True)
@@ -20,21 +21,25 @@ class RunData:
         train: this rank's endless stream of training batches.
         valid: the same for validation, or ``None`` without a validation split.
         micro_batch_size: samples per batch of either loader.
+        watch: notices shards that change; ``None`` with ``data.verify=size``.
     """
 
     splits: dict[str, Split]
     train: Loader
     valid: Loader | None
     micro_batch_size: int
+    watch: ShardWatch | None
 
     def close(self) -> None:
-        """Ends the loaders' threads."""
+        """Ends the threads of loaders and watch."""
+        if self.watch is not None:
+            self.watch.close()
         self.train.close()
         if self.valid is not None:
             self.valid.close()
 
 
-def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair) -> RunData:
+def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair) -> RunData:
     """Makes the loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
@@ -57,7 +62,8 @@ def make_loaders(config: RunConfig, splits: dict[str, Split], ranks: Ranks, pair
             pair=pair,
             labels=split.labels,
         )
-    return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size)
+    watch = ShardWatch(dataset, ranks) if config.data.verify == "hash" else None
+    return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size, watch)
 
 
 def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:

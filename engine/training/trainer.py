@@ -155,6 +155,8 @@ class Trainer:
     def _train_step(self) -> None:
         clock = StepClock(self.ranks.device)
         step, precision = self.state.step, self.config.train.precision
+        if self.data.watch is not None:
+            self.data.watch.advance(self.config.train.batch_size / self.data.splits["train"].store.num_samples)
         micro_batch_size, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
         cursor: int = self.data.train.state_dict()["cursor"]
         rate = self.config.optimizer.learning_rate * self.config.optimizer.schedule.factor(step, self.state.num_steps)

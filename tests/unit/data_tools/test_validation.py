@@ -52,6 +52,6 @@ def test_values_that_contain_themselves_many_times_are_shortened_at_once() -> No
     bomb: object = "x"
     for _ in range(100):
         bomb = [bomb, bomb]
-    assert shorten(bomb).startswith("[[[[...")
+    assert shorten(bomb).startswith("[[[[[...], [...]]")
     assert shorten(10**9999) == "a value that cannot be printed"
     assert shorten({"a": list(range(50))}).startswith("{'a': [0, 1, 2,")

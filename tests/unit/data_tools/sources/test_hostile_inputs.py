@@ -21,7 +21,8 @@ def find_reasons(folder: Path, *accept: Acceptable) -> dict[str, str | None]:
     for file in source.find():
         reasons[file.name] = None
         try:
-            source.open(file).signal()
+            recording = source.open(file)
+            recording.read(0, recording.num_samples)
         except RecordingError as error:
             reasons[file.name] = str(error)
     return reasons
