@@ -6,14 +6,17 @@
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine; needs root
+#   make test-faults [SEED=0] [CASES=200]  kills, full disks, damaged and hostile files, until something is lost (10 minutes)
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
 #   make messages                    lists every message that users can see, for proofreading
 
 PYTHON ?= python3
 VENV ?= .venv
 DATA ?=
+SEED ?= 0
+CASES ?= 200
 
-.PHONY: help setup pretrain test test-cluster lint bench messages
+.PHONY: help setup pretrain test test-cluster test-faults lint bench messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -54,6 +57,9 @@ test: $(INSTALLED)
 
 test-cluster: $(INSTALLED)
 	python -m pytest -m cluster tests/cluster
+
+test-faults: $(INSTALLED)
+	python tests/faults.py --seed $(SEED) --cases $(CASES)
 
 lint: $(INSTALLED)
 	ruff check .

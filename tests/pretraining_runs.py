@@ -95,7 +95,7 @@ class Run:
                 place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_SIZE": str(ranks)}
                 place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
                 arguments = (command, variables if ranks == 1 else variables | place, self._output)
-                process = forkserver().Process(target=_run_script, args=arguments)
+                process = forkserver().Process(target=run_script, args=arguments)
                 process.start()
                 self._processes.append(process)
 
@@ -199,7 +199,7 @@ def _status(process: "subprocess.Popen[bytes] | ForkServerProcess") -> int | Non
     return process.poll() if isinstance(process, subprocess.Popen) else process.exitcode
 
 
-def _run_script(command: list[str], variables: dict[str, str], output: Path) -> None:
+def run_script(command: list[str], variables: dict[str, str], output: Path) -> None:
     """Runs a script in this process, as ``python SCRIPT ARGUMENTS`` would with these environment variables."""
     os.setsid()
     for number, name in ((1, "stdout"), (2, "stderr")):
