@@ -6,7 +6,7 @@
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine; needs root
-#   make test-faults [SEED=0] [CASES=200]  kills, full disks, damaged and hostile files, until something is lost (10 minutes)
+#   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
 #   make messages                    lists every message that users can see, for proofreading
 
