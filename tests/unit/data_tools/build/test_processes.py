@@ -6,13 +6,18 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
 import pytest
+from recording_files import random_signal, write_recording
 
 import data_tools.build.processes
+from data_tools.build.options import BuildOptions
 from data_tools.build.processes import ProcessPool, begin_part
+from data_tools.build.staging import ChunkTask, Note, read_notes, read_staged_index, stage_chunk
+from data_tools.sources import make_source
 
 
 @dataclass(frozen=True)
@@ -76,3 +81,14 @@ def test_a_task_without_parts_that_dies_twice_is_an_error(pool: ProcessPool) -> 
         RuntimeError, match=r"a worker process ended twice \(SIGTERM\), perhaps out of memory; use fewer workers"
     ):
         list(pool.map_unordered(die, [0]))
+
+
+def test_a_rejected_recording_is_not_opened_and_has_its_reason(tmp_path: Path) -> None:
+    for name in "AB":
+        write_recording(tmp_path / "in", name, random_signal(ord(name)))
+    options = BuildOptions("physionet2021", (tmp_path / "in",))
+    files = tuple(enumerate(make_source(options.source, options.inputs).find()))
+    files[1][1].path.with_suffix(".hea").write_text("broken")
+    assert stage_chunk(ChunkTask(tmp_path, 0, options, files).reject(1, "took too long")) == 2
+    assert read_notes(tmp_path, 0) == [Note(1, "took too long", True)]
+    assert read_staged_index(tmp_path, 0)["recording"].tolist() == [0]
