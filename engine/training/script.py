@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -23,6 +24,8 @@ from engine.training.distributed import Ranks, destroy_process_group, exit_proce
 from engine.training.export import export_model
 from engine.training.summary import conclude_run
 from engine.training.trainer import TrainingStoppedError
+
+_SECONDS_TO_REPORT = 5
 
 Prepare = Callable[[Any, Ranks], tuple[type[Task], Any]]
 
@@ -44,7 +47,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     """
     arguments = _parse_arguments(prog, description, example)
     program = prog.removesuffix(".py")
-    is_main = os.environ.get("RANK", "0") == "0"  # set by every launcher
+    is_main = _is_main_rank()
 
     def fail(error: Exception | str, *, report: bool) -> int:
         if report:
@@ -62,7 +65,8 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
             return 0
         ranks = init_distributed(select_device(config.train.device), config.train.timeout_minutes)
     except UserError as error:
-        return fail(error, report=is_main)
+        _wait_for_rank_0()
+        return fail(error, report=True)
     try:
         _train(config, ranks, prepare or (lambda config, _: (task_class, config)))
         status = 0
@@ -72,6 +76,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     except RankError as error:
         exit_process(fail(error, report=True))
     except (UserError, DatasetError) as error:
+        _wait_for_rank_0()
         status = fail(error, report=ranks.is_main)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
@@ -89,6 +94,16 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         exit_process(1)
     destroy_process_group()
     return status
+
+
+def _is_main_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # set by every launcher
+
+
+def _wait_for_rank_0() -> None:
+    """Lets rank 0 report an error of all ranks before this rank exits, whereupon the launcher stops the others."""
+    if not _is_main_rank():
+        time.sleep(_SECONDS_TO_REPORT)
 
 
 def _parse_arguments(prog: str, description: str, example: str) -> argparse.Namespace:
