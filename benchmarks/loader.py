@@ -1,20 +1,24 @@
 """Measures the crops per second of the loaders.
 
-    python benchmarks/loader.py [--dataset DIR] [--threads 2] [--json FILE]
+    python benchmarks/loader.py [--dataset DIR] [--threads 2] [--disk 200] [--json FILE]
 
-Without --dataset, a cohort is simulated and built first. The page cache is warm: every candidate reads the whole dataset once
-before it is measured. The candidates alternate in every repeat, so that other load on the machine affects all of them; the
-table shows median and range of the repeats, and the medians relative to plain webdataset on the same shards.
+Without --dataset, a cohort is simulated and built first; the dataset, in tar shards, is converted to zarr with each
+compression. The page cache is warm: every candidate reads the whole dataset once before it is measured. The candidates
+alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range of the
+repeats, and the medians relative to plain webdataset on the same shards.
 
 Candidates: `reader` is the reader that both loaders use, which delivers raw int16 crops in shuffled order; `dali` and `torch`
 cut them into segments in mV (`crop`), mask leads (`+ RLM`) and add noise; `webdataset` is the usual pipeline (shuffle buffer of
-1,000, npy, batched) with as many worker processes as the others have threads, and delivers raw int16 crops.
+1,000, npy, batched) with as many worker processes as the others have threads, and delivers raw int16 crops. All read tar shards
+unless they name zarr and a compression. The last rows read through a limit of --disk MB/s for all threads together, as from a
+slow disk or network.
 """
 
 import argparse
 import io
 import itertools
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -29,7 +33,10 @@ from _common import environment, print_environment, print_table, spread, write_j
 from _timing import DeviceTimer
 
 from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.conversion import convert_dataset
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.store import OpenShard
+from data_tools.shards.stores import STORES
 from data_tools.synthetic.cohort import write_cohort
 from engine.data import LOADERS, CropStore, DataOptions, SampleOrder, make_loader
 from engine.data.dali_loader import is_dali_installed
@@ -109,31 +116,81 @@ def make_webdataset(dataset: Dataset, arguments: argparse.Namespace) -> Candidat
     return Candidate(*BASELINE, iter(loader), torch.device("cpu"))
 
 
-def make_candidates(dataset: Dataset, arguments: argparse.Namespace, stack: ExitStack) -> list[Candidate]:
-    """Returns everything that is compared; ``stack`` closes it."""
+class SlowDisk:
+    """Limits the bytes per second that shards are read at, by all threads together; a context manager."""
+
+    def __init__(self, bytes_per_second: float) -> None:
+        self._rate = bytes_per_second
+        self._free_at = 0.0
+        self._lock = threading.Lock()
+        self._read = OpenShard.read
+
+    def _wait(self, num_bytes: int) -> None:
+        with self._lock:
+            self._free_at = max(self._free_at, time.perf_counter()) + num_bytes / self._rate
+            seconds = self._free_at - time.perf_counter()
+        time.sleep(max(seconds, 0))
+
+    def __enter__(self) -> None:
+        def read(shard: OpenShard, memory: memoryview, offset: int) -> None:
+            self._wait(len(memory))
+            self._read(shard, memory, offset)
+
+        setattr(OpenShard, "read", read)  # noqa: B010  (mypy does not allow the assignment)
+
+    def __exit__(self, *_: object) -> None:
+        setattr(OpenShard, "read", self._read)  # noqa: B010
+
+
+def make_reader(dataset: Dataset, data: str, arguments: argparse.Namespace, stack: ExitStack) -> Candidate:
+    """Returns the reader of raw crops; ``stack`` closes it."""
+    store = CropStore(dataset, SPLIT)
+    read = RawReader(store, SampleOrder(store.num_samples, SEED), arguments.batch_size, range(12))
+    starts = itertools.count(0, arguments.batch_size)
+    batches = prefetch(starts, lambda start: [read(start)], num_threads=arguments.threads, num_ahead=arguments.prefetch + 1)
+    stack.callback(batches.close)
+    return Candidate("reader", data, batches, torch.device("cpu"))
+
+
+def make_loaders(
+    dataset: Dataset, data: str, augmentations: dict[str, Any], arguments: argparse.Namespace, stack: ExitStack
+) -> Iterator[Candidate]:
+    """Yields every loader; ``stack`` closes them."""
     store = CropStore(dataset, SPLIT)
     order = SampleOrder(store.num_samples, SEED)
-    read = RawReader(store, order, arguments.batch_size, range(12))
-    starts = itertools.count(0, arguments.batch_size)
-    reader = prefetch(starts, lambda start: [read(start)], num_threads=arguments.threads, num_ahead=arguments.prefetch + 1)
-    stack.callback(reader.close)
-    candidates = [make_webdataset(dataset, arguments), Candidate("reader", "raw int16", reader, torch.device("cpu"))]
+    for name in LOADERS:
+        if name == "dali" and not is_dali_installed():
+            print("DALI is not installed: skipped")
+            continue
+        options = DataOptions.model_validate(
+            {"loader": name, "augmentations": augmentations, "num_threads": arguments.threads, "prefetch": arguments.prefetch}
+        )
+        loader = make_loader(options, store, order, leads=12, batch_size=arguments.batch_size, device=arguments.device)
+        yield Candidate(name, data, stack.enter_context(loader), torch.device(arguments.device))
+
+
+def make_candidates(datasets: dict[str, Dataset], arguments: argparse.Namespace, stack: ExitStack) -> list[Candidate]:
+    """Returns everything that is compared with a warm page cache; ``stack`` closes it."""
+    tar, zarr = datasets["tar"], datasets["zarr pcodec"]
+    candidates = [make_webdataset(tar, arguments)]
+    candidates += [make_reader(dataset, data_name("raw int16", name), arguments, stack) for name, dataset in datasets.items()]
     for data, augmentations in AUGMENTATIONS.items():
-        for name in LOADERS:
-            if name == "dali" and not is_dali_installed():
-                print("DALI is not installed: skipped")
-                continue
-            options = DataOptions.model_validate(
-                {
-                    "loader": name,
-                    "augmentations": augmentations,
-                    "num_threads": arguments.threads,
-                    "prefetch": arguments.prefetch,
-                }
-            )
-            loader = make_loader(options, store, order, leads=12, batch_size=arguments.batch_size, device=arguments.device)
-            candidates.append(Candidate(name, data, stack.enter_context(loader), torch.device(arguments.device)))
+        candidates += make_loaders(tar, data, augmentations, arguments, stack)
+    for data in ("crop", "crop + RLM"):
+        candidates += make_loaders(zarr, data_name(data, "zarr pcodec"), AUGMENTATIONS[data], arguments, stack)
     return candidates
+
+
+def data_name(data: str, dataset: str) -> str:
+    """Returns the name of what is read from a dataset."""
+    return data if dataset == "tar" else f"{data}, {dataset}"
+
+
+def convert(dataset: Dataset, folder: Path) -> dict[str, Dataset]:
+    """Returns the dataset, in tar shards, and the same in zarr with each compression."""
+    compressions = STORES["zarr"].compressions
+    converted = {f"zarr {name}": convert_dataset(dataset.path, folder / name, "zarr", name) for name in compressions}
+    return {"tar": dataset} | converted
 
 
 def make_dataset(folder: Path) -> Path:
@@ -169,10 +226,11 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the batches (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=9, help="measurements of each candidate (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a measurement (default: %(default)s)")
+    parser.add_argument("--disk", type=float, default=200, metavar="MB/S", help="limit of the last rows (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     arguments = parser.parse_args(words)
-    if min(arguments.threads, arguments.batch_size, arguments.prefetch, arguments.repeats) < 1:
-        parser.error("--threads, --batch-size, --prefetch and --repeats must be at least 1")
+    if min(arguments.threads, arguments.batch_size, arguments.prefetch, arguments.repeats, arguments.disk) < 1:
+        parser.error("--threads, --batch-size, --prefetch, --repeats and --disk must be at least 1")
     return arguments
 
 
@@ -184,10 +242,16 @@ def main(words: list[str] | None = None) -> None:
     print_environment(machine)
     with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
         dataset = Dataset.open(arguments.dataset or make_dataset(Path(scratch)))
-        candidates = make_candidates(dataset, arguments, stack)
+        datasets = convert(dataset, Path(scratch))
         num_crops = dataset.manifest.counts[SPLIT].complete_crops
         description = {"source": dataset.manifest.build.source, "fingerprint": dataset.fingerprint, "num_crops": num_crops}
-        rates = measure(candidates, num_crops, arguments)
+        sizes = {name: sum(shard.size for shard in each.shards(SPLIT)) for name, each in datasets.items()}
+        description["bytes"] = sizes
+        rates = measure(make_candidates(datasets, arguments, stack), num_crops, arguments)
+        with SlowDisk(1e6 * arguments.disk):
+            slow = f"raw int16, {arguments.disk:g} MB/s"
+            readers = [make_reader(each, data_name(slow, name), arguments, stack) for name, each in datasets.items()]
+            rates |= measure(readers, 0, arguments)
     results = [{"loader": loader, "data": data, "crops_per_second": spread(values)} for (loader, data), values in rates.items()]
     baseline = spread(rates[BASELINE])["median"]
     rows = []
@@ -198,6 +262,7 @@ def main(words: list[str] | None = None) -> None:
         shown = [crops["median"], crops["min"], crops["max"], result["ratio_to_webdataset"]]
         rows.append([result["loader"], result["data"], *shown])
     print(f"{num_crops:,} crops, batch {arguments.batch_size}, {arguments.threads} threads, page cache warm; crops/s\n")
+    print("bytes of the shards: " + ", ".join(f"{name} {size / sizes['tar']:.3f}" for name, size in sizes.items()) + "\n")
     print_table(["loader", "data", "median", "min", "max", "speedup over webdataset"], rows)
     if arguments.json:
         config = {**vars(arguments), "dataset": description}

@@ -1,4 +1,4 @@
-"""``ecg-data``: simulate, build, split, verify, describe and plot datasets.
+"""``ecg-data``: simulate, build, convert, split, verify, describe and plot datasets.
 
 Each command imports what it needs when it runs, so that the command line responds at once.
 """
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(_describe_os_error(error, options))
         return EXIT_USAGE
     except KeyboardInterrupt:
-        again = "; run the same command again to resume" if options.command in {"build", "synth"} else ""
+        again = "; run the same command again to resume" if options.command in {"build", "convert", "synth"} else ""
         _print_error(f"interrupted{again}")
         return EXIT_INTERRUPTED
     finally:
@@ -53,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ecg-data", description="Simulate, build, split, verify, describe and plot datasets of 12-lead ECGs.")
+    parser = Parser(prog="ecg-data", description="Simulate, build, convert, split, verify and plot datasets of 12-lead ECGs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_synth(commands)
     _add_build(commands)
+    _add_convert(commands)
     _add_split(commands)
     _add_verify(commands)
     _add_info(commands)
@@ -115,7 +116,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
     command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folder that contains recordings, at any depth")
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
-    command.add_argument("--format", choices=["tar"], default="tar", help="format of the shards (default: tar)")
+    _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
     command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
     command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
@@ -167,6 +168,8 @@ def _build(options: argparse.Namespace) -> int:
         crops_per_shard=options.crops_per_shard,
         valid_fraction=options.valid_fraction,
         accept=frozenset(options.accept),
+        format=options.format,
+        compression=options.compression,
     )
     summary = build_dataset(what, options.out, num_workers=options.workers, scheduler=options.scheduler)
     if summary.was_finished:
@@ -174,6 +177,37 @@ def _build(options: argparse.Namespace) -> int:
     _print(str(summary))
     if plan is not None:
         _print_plans(options.out, plan, options)
+    return 0
+
+
+def _add_format(command: Parser, description: str, *, default: str | None) -> None:
+    command.add_argument("--format", choices=["tar", "zarr"], default=default, required=default is None, help=description)
+    command.add_argument(
+        "--compression", metavar="NAME", help="compression of zarr shards: pcodec (default), blosc, which is Zstandard, or none"
+    )
+
+
+def _add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
+    command = _add_command(
+        commands,
+        "convert",
+        _convert,
+        "Convert a dataset to another format of shards, without loss. The same command resumes an interrupted conversion.",
+        "ecg-data convert datasets/two datasets/two-zarr --format zarr",
+    )
+    command.add_argument("dataset", metavar="IN", type=Path, help="folder of the dataset")
+    command.add_argument("out", metavar="OUT", type=Path, help="folder for the new dataset")
+    _add_format(command, "format of the new shards", default=None)
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from data_tools.build.conversion import convert_dataset
+
+    dataset = convert_dataset(options.dataset, options.out, options.format, options.compression, num_workers=options.workers)
+    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    size = sum(shard.size for shard in dataset.manifest.shards)
+    _print(f"{options.out}: {num_crops} crops in {len(dataset.manifest.shards)} shards, {size / 1e9:.3f} GB")
     return 0
 
 
@@ -333,7 +367,7 @@ def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
-        advice = {"build": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
+        advice = {"build": kept, "convert": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

@@ -1,8 +1,9 @@
-"""Resampling, lead order, crops, conversion between mV and int16 uV.
+"""Resampling, lead order, crops, conversion between mV and int16 uV, hashes of signals.
 
 Shapes: C leads of the recording, T samples.
 """
 
+import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
 
@@ -136,3 +137,8 @@ def pad_crop(crop: NDArray[np.int16]) -> NDArray[np.int16]:
     padded = np.zeros((crop.shape[0], CROP_SAMPLES), dtype=np.int16)
     padded[:, : crop.shape[1]] = crop
     return padded
+
+
+def hash_signal(crop: NDArray[np.int16]) -> bytes:
+    """Returns the hash that identifies a padded crop, int16 [12, 5000], C-ordered; samples.parquet has it in hex."""
+    return hashlib.blake2b(crop.astype("<i2", copy=False).data.cast("B"), digest_size=16).digest()

@@ -1,30 +1,30 @@
 """Small datasets for tests, written directly in the shard format, without a corpus or a build."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from data_tools.build.options import format_options
 from data_tools.files import hash_file
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.manifest import (
     REJECTED_FILE,
     SAMPLES_FILE,
-    SHARDS_FOLDER,
     BuildInfo,
+    Encoding,
     FileInfo,
-    IndexInfo,
     Manifest,
     ShardInfo,
     SplitCounts,
     write_manifest,
 )
-from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, samples_table
-from data_tools.shards.tar import INDEX_SUFFIX, ShardWriter, write_index
+from data_tools.shards.store import ShardOptions, StoredCrop
+from data_tools.shards.stores import STORES
+from data_tools.shards.tables import PLACE_COLUMNS, REJECTED_SCHEMA, SAMPLES_SCHEMA, samples_table, write_groups
+from data_tools.signal_ops import hash_signal
 
 CROPS_PER_RECORDING = 2
 RECORDINGS_PER_PATIENT = 2
@@ -55,6 +55,8 @@ def write_dataset(
     crops_per_shard: int = 20,
     partial_every: int = 0,
     seed: int = 0,
+    encoding: Encoding = "tar",
+    compression: str | None = None,
 ) -> Path:
     """Writes a dataset.
 
@@ -64,64 +66,53 @@ def write_dataset(
         crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
         partial_every: every n-th crop is padded with zeros after 2,600 samples; 0: none.
         seed: seed of the signals.
+        encoding: format of the shards.
+        compression: name of their compression; None in tar shards.
 
     Returns:
         The folder.
     """
-    (folder / SHARDS_FOLDER).mkdir(parents=True)
-    rows: list[dict[str, object]] = []
+    folder.mkdir(parents=True)
+    store = STORES[encoding]
+    rows: list[dict[str, Any]] = []
     shards: list[ShardInfo] = []
-    for split, num_crops in splits.items():
-        for first in range(0, num_crops, crops_per_shard):
-            numbers = range(first, min(first + crops_per_shard, num_crops))
-            shard, shard_rows = _write_shard(folder, split, first // crops_per_shard, numbers, partial_every, seed)
+    options = {
+        split: ShardOptions(min(crops_per_shard, num_crops), compression) for split, num_crops in splits.items() if num_crops
+    }
+    for split, own in options.items():
+        for first in range(0, splits[split], crops_per_shard):
+            numbers = range(first, min(first + crops_per_shard, splits[split]))
+            signals = [crop_signal(split, n, partial=is_partial(n, partial_every), seed=seed) for n in numbers]
+            shard_rows = [sample_row(split, "", n, partial=is_partial(n, partial_every)) for n in numbers]
+            for row, signal in zip(shard_rows, signals, strict=True):
+                row["signal_hash"] = hash_signal(signal).hex()
+            crops = _stored_crops(shard_rows, signals)
+            shard, offsets = store.write_shard(folder, split, first // crops_per_shard, crops, own)
+            for row, offset in zip(shard_rows, offsets, strict=True):
+                row |= {"shard": shard.name, "offset": offset}
             shards.append(shard)
             rows += shard_rows
-    pq.write_table(samples_table(rows), folder / SAMPLES_FILE)
-    pq.write_table(pa.Table.from_pylist([], schema=REJECTED_SCHEMA), folder / REJECTED_FILE)
+    write_groups(folder / SAMPLES_FILE, SAMPLES_SCHEMA, [samples_table(rows)])
+    write_groups(folder / REJECTED_FILE, REJECTED_SCHEMA, [])
     manifest = Manifest(
+        encoding=encoding,
         counts={split: count_split(split, rows) for split in splits},
         shards=tuple(shards),
+        arrays=store.write_arrays(folder, shards, options),
         tables={name: describe_file(folder / name) for name in (SAMPLES_FILE, REJECTED_FILE)},
-        build=BuildInfo(tool_version="0", source="test", options={"seed": seed}),
+        build=BuildInfo(tool_version="0", source="test", options={"seed": seed} | format_options(encoding, compression)),
         fingerprint="0" * 64,
     )
-    write_manifest(folder, manifest.model_copy(update={"fingerprint": manifest.compute_fingerprint()}))
+    write_manifest(folder, manifest.with_fingerprint())
     return folder
 
 
-def _write_shard(
-    folder: Path, split: str, shard_number: int, numbers: Sequence[int], partial_every: int, seed: int
-) -> tuple[ShardInfo, list[dict[str, object]]]:
-    name = f"{split}-{shard_number:06d}.tar"
-    path = folder / SHARDS_FOLDER / name
-    rows = [sample_row(split, name, number, partial=is_partial(number, partial_every)) for number in numbers]
-    with path.open("wb") as file:
-        writer = ShardWriter(file)
-        for number, row in zip(numbers, rows, strict=True):
-            signal = crop_signal(split, number, partial=is_partial(number, partial_every), seed=seed)
-            metadata = {column: value for column, value in row.items() if column not in PLACE_COLUMNS}
-            writer.add(str(row["key"]), signal.astype("<i2").tobytes(), json.dumps(metadata).encode())
-        written = writer.finish()
-    for row, offset in zip(rows, writer.offsets, strict=True):
-        row["offset"] = offset
-    index = write_index(path.with_suffix(INDEX_SUFFIX), writer.index())
-    return (
-        ShardInfo(
-            split=split,
-            file=f"{SHARDS_FOLDER}/{name}",
-            count=len(rows),
-            size=written.size,
-            sha256=written.sha256,
-            index=IndexInfo(
-                file=f"{SHARDS_FOLDER}/{path.with_suffix(INDEX_SUFFIX).name}", size=index.size, sha256=index.sha256
-            ),
-        ),
-        rows,
-    )
+def _stored_crops(rows: Sequence[dict[str, Any]], signals: Sequence[np.ndarray]) -> Iterator[StoredCrop]:
+    for row, signal in zip(rows, signals, strict=True):
+        yield StoredCrop(signal.tobytes(), {name: value for name, value in row.items() if name not in PLACE_COLUMNS})
 
 
-def sample_row(split: str, shard: str, number: int, *, partial: bool = False) -> dict[str, object]:
+def sample_row(split: str, shard: str, number: int, *, partial: bool = False) -> dict[str, Any]:
     recording = number // CROPS_PER_RECORDING
     return {
         "key": crop_key(split, number),

@@ -5,6 +5,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data_tools.shards.manifest import Encoding
+from data_tools.shards.stores import STORES
 from data_tools.sources import Acceptable, check_source
 
 # 6 GB. The metadata of a shard's crops are in memory while it is written or verified.
@@ -26,6 +28,8 @@ class BuildOptions:
         seed: seed of split and shuffle.
         crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
         valid_fraction: fraction of the patients for validation.
+        format: format of the shards.
+        compression: name of their compression; None for the format's default, which is none in tar.
         accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
     """
 
@@ -35,6 +39,8 @@ class BuildOptions:
     seed: int = 0
     crops_per_shard: int = 2000
     valid_fraction: float = 0.05
+    format: Encoding = "tar"
+    compression: str | None = None
     accept: frozenset[Acceptable] = frozenset()
 
     def __post_init__(self) -> None:
@@ -45,12 +51,34 @@ class BuildOptions:
             raise BuildError(f"crops per shard must be between 1 and {_MAX_CROPS_PER_SHARD}, got {self.crops_per_shard}")
         if not 0 <= self.valid_fraction < 1:
             raise BuildError(f"the validation fraction must be at least 0 and less than 1, got {self.valid_fraction}")
+        object.__setattr__(self, "compression", choose_compression(self.format, self.compression))
 
     def as_json(self) -> dict[str, Any]:
         """Returns the options as in the manifest."""
-        options = {name: value for name, value in vars(self).items() if name not in {"source", "accept"}}
-        options |= {"inputs": [str(path) for path in self.inputs], "format": "tar"}
+        names = ("limit", "seed", "crops_per_shard", "valid_fraction")
+        options = {name: getattr(self, name) for name in names}
+        options = {"inputs": [str(path) for path in self.inputs]} | options | format_options(self.format, self.compression)
         return options | ({"accept": sorted(self.accept)} if self.accept else {})
+
+
+def choose_compression(encoding: Encoding, compression: str | None) -> str | None:
+    """Returns the compression of new shards: the one asked for, or else the format's default.
+
+    Raises:
+        BuildError: the format does not have it.
+    """
+    known = STORES[encoding].compressions
+    if compression is None:
+        return known[0] if known else None
+    if compression not in known:
+        offers = f"choose one of {', '.join(known)}" if known else "drop --compression"
+        raise BuildError(f"the format {encoding} has no compression '{compression}'; {offers}")
+    return compression
+
+
+def format_options(encoding: Encoding, compression: str | None) -> dict[str, str]:
+    """Returns format and compression as in the manifest."""
+    return {"format": encoding} | ({} if compression is None else {"compression": compression})
 
 
 def identity(options: BuildOptions) -> dict[str, Any]:

@@ -9,39 +9,41 @@ shard. While it is being built, a dataset needs twice its size on disk, under ``
 
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from data_tools.build import state
 from data_tools.build.listing import Listing
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
-from data_tools.build.planning import Plan, make_plan
+from data_tools.build.planning import make_plan
 from data_tools.build.rejected import rejected_rows, rejected_tables
-from data_tools.build.sharding import entry_path, make_shard_tasks, read_entry, rows_path, shard_names, write_shard
+from data_tools.build.sharding import (
+    describe_tables,
+    list_shards,
+    make_shard_tasks,
+    write_arrays,
+    write_samples,
+    write_shards,
+    write_staged_shard,
+)
 from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
 from data_tools.build.summary import BuildSummary, by_reason
 from data_tools.build.workers import Workers
-from data_tools.files import hash_file, sync
+from data_tools.files import sync
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
     REJECTED_FILE,
-    SAMPLES_FILE,
-    SHARDS_FOLDER,
     BuildInfo,
-    FileInfo,
     Manifest,
-    ShardInfo,
-    SplitCounts,
     read_manifest,
     write_manifest,
 )
-from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, count_reasons, reason_category, write_groups
+from data_tools.shards.tables import REJECTED_SCHEMA, count_reasons, reason_category, write_groups
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
 
@@ -83,7 +85,6 @@ def build_dataset(
             manifest = _build(options, out, files, pool)
     except _NothingUsableError:
         shutil.rmtree(staging)
-        (out / SHARDS_FOLDER).rmdir()
         raise
     shutil.rmtree(staging)
     return _summarize(out, manifest)
@@ -92,7 +93,6 @@ def build_dataset(
 def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> Manifest:
     staging = out / state.STAGING_FOLDER
     state.check_options(options, files, staging)
-    (out / SHARDS_FOLDER).mkdir(exist_ok=True)
     state.remove_temporary_files(out)
     with pool as workers:
         num_chunks = _stage(options, files, staging, workers)
@@ -100,11 +100,20 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
             rejected = rejected_rows(files, plan, staging, num_chunks)
             if not any(counts.crops for counts in plan.counts.values()):
                 raise _nothing_usable(rejected, options)
-            shards = _write_shards(plan, out, staging, options.crops_per_shard, workers)
-            tables = _write_tables(out, staging, shards, rejected)
+            shards = list_shards(plan, out, staging, options)
+            infos = write_shards(shards, make_shard_tasks(plan, shards), write_staged_shard, workers)
+            write_samples(shards)
+            write_groups(out / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rejected))
     state.remove_temporary_files(out)
-    sync(out / SHARDS_FOLDER)
-    manifest = _make_manifest(options, plan.counts, shards, tables)
+    manifest = Manifest(
+        encoding=options.format,
+        counts=plan.counts,
+        shards=tuple(infos),
+        arrays=write_arrays(shards, infos),
+        tables=describe_tables(out),
+        build=BuildInfo(**identity(options)),
+        fingerprint="0" * 64,
+    ).with_fingerprint()
     write_manifest(out, manifest)
     sync(out)
     return manifest
@@ -149,17 +158,6 @@ def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Worker
     return num_chunks
 
 
-def _write_shards(plan: Plan, out: Path, staging: Path, crops_per_shard: int, workers: Workers) -> list[ShardInfo]:
-    """Writes the shards that are not written yet; returns all shards."""
-    names = shard_names(plan, crops_per_shard)
-    done = {name for name in names if entry_path(staging, name).exists()}
-    todo = (task for task in make_shard_tasks(plan, out, staging, crops_per_shard) if task.name not in done)
-    with tqdm(total=len(names), initial=len(done), desc="writing", unit="shard", disable=None) as bar:
-        for _ in workers.map_unordered(write_shard, todo):
-            bar.update()
-    return [read_entry(staging, name) for name in names]
-
-
 def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -> _NothingUsableError:
     first = next(rejected)
     reasons = Counter([reason_category(first["reason"])])
@@ -167,25 +165,6 @@ def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -
     inputs = ", ".join(map(str, options.inputs))
     example = f"first: {first['path']}: {first['reason']}"
     return _NothingUsableError(f"{inputs}: none of the {reasons.total()} recordings can be used{by_reason(reasons)}; {example}")
-
-
-def _write_tables(
-    out: Path, staging: Path, shards: Sequence[ShardInfo], rejected: Iterator[dict[str, Any]]
-) -> dict[str, FileInfo]:
-    samples = (pq.read_table(rows_path(staging, Path(shard.file).stem)) for shard in shards)
-    write_groups(out / SAMPLES_FILE, SAMPLES_SCHEMA, samples)
-    write_groups(out / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rejected))
-    return {
-        name: FileInfo(size=(out / name).stat().st_size, sha256=hash_file(out / name)) for name in (SAMPLES_FILE, REJECTED_FILE)
-    }
-
-
-def _make_manifest(
-    options: BuildOptions, counts: dict[str, SplitCounts], shards: Sequence[ShardInfo], tables: dict[str, FileInfo]
-) -> Manifest:
-    build = BuildInfo(**identity(options))
-    manifest = Manifest(counts=counts, shards=tuple(shards), tables=tables, build=build, fingerprint="0" * 64)
-    return manifest.model_copy(update={"fingerprint": manifest.compute_fingerprint()})
 
 
 def _summarize(out: Path, manifest: Manifest) -> BuildSummary:

@@ -1,110 +1,158 @@
-"""The second half of a build: writes staged crops to shards."""
+"""The second half of a build: writes staged crops to shards, and what describes them."""
 
+import itertools
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from tqdm import tqdm
 
+from data_tools.build.options import BuildOptions
 from data_tools.build.planning import Plan
 from data_tools.build.staging import crops_path
-from data_tools.files import atomic_write
-from data_tools.shards.manifest import SHARDS_FOLDER, IndexInfo, ShardInfo
-from data_tools.shards.tables import samples_table
-from data_tools.shards.tar import INDEX_SUFFIX, SIGNAL_BYTES, ShardWriter, write_index
+from data_tools.build.workers import Workers
+from data_tools.files import atomic_write, hash_file, sync
+from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE, Encoding, FileInfo, ShardInfo
+from data_tools.shards.store import ShardOptions, StoredCrop
+from data_tools.shards.stores import STORES
+from data_tools.shards.tables import SAMPLES_SCHEMA, samples_table, write_groups
+from data_tools.shards.tar import SIGNAL_BYTES
+
+
+@dataclass(frozen=True)
+class ShardId:
+    """A shard to write."""
+
+    out: Path
+    staging: Path
+    encoding: Encoding
+    split: str
+    number: int
+    options: ShardOptions
+
+    @property
+    def name(self) -> str:
+        """Name of its files in the staging area, without extension."""
+        return f"{self.split}-{self.number:06d}"
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to write; ``places`` are those of :meth:`Plan.places`."""
+    """A shard to write from staged crops; ``places`` are those of :meth:`Plan.places`."""
 
-    out: Path
-    staging: Path
-    split: str
-    name: str
+    shard: ShardId
     places: NDArray[np.int64]
 
 
-def shard_names(plan: Plan, crops_per_shard: int) -> list[str]:
-    """Returns the names of a plan's shards without extension, in the order of the dataset."""
+class _HasShard(Protocol):
+    @property
+    def shard(self) -> ShardId: ...
+
+
+_Task = TypeVar("_Task", bound=_HasShard)
+
+
+def list_shards(plan: Plan, out: Path, staging: Path, options: BuildOptions) -> list[ShardId]:
+    """Returns the shards of a plan, in the order of the dataset."""
     return [
-        _shard_name(split, number)
+        ShardId(out, staging, options.format, split, number, ShardOptions(capacity, options.compression))
         for split, counts in plan.counts.items()
-        for number in range(-(-counts.crops // crops_per_shard))
+        if (capacity := min(options.crops_per_shard, counts.crops))
+        for number in range(-(-counts.crops // capacity))
     ]
 
 
-def make_shard_tasks(plan: Plan, out: Path, staging: Path, crops_per_shard: int) -> Iterator[ShardTask]:
-    """Yields a task for each shard, in the same order."""
-    for split in plan.counts:
-        for number, places in enumerate(plan.places(split, crops_per_shard)):
-            yield ShardTask(out, staging, split, _shard_name(split, number), places)
+def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTask]:
+    """Yields a task for each shard of a plan, in the same order."""
+    for split, own in itertools.groupby(shards, lambda shard: shard.split):
+        first, *others = own
+        for shard, places in zip((first, *others), plan.places(split, first.options.capacity), strict=True):
+            yield ShardTask(shard, places)
 
 
-def _shard_name(split: str, number: int) -> str:
-    return f"{split}-{number:06d}"
+def write_shards(
+    shards: Sequence[ShardId], tasks: Iterable[_Task], write: Callable[[_Task], None], workers: Workers
+) -> list[ShardInfo]:
+    """Writes the shards that are not written yet; returns all shards."""
+    done = {shard.name for shard in shards if _entry_path(shard).exists()}
+    todo = (task for task in tasks if task.shard.name not in done)
+    with tqdm(total=len(shards), initial=len(done), desc="writing", unit="shard", disable=None) as bar:
+        for _ in workers.map_unordered(write, todo):
+            bar.update()
+    return [ShardInfo.model_validate_json(_entry_path(shard).read_bytes()) for shard in shards]
 
 
-def entry_path(staging: Path, name: str) -> Path:
+def write_samples(shards: Sequence[ShardId]) -> None:
+    """Writes samples.parquet from the rows of all shards, which are written."""
+    rows = (pq.read_table(_rows_path(shard)) for shard in shards)
+    write_groups(shards[0].out / SAMPLES_FILE, SAMPLES_SCHEMA, rows)
+
+
+def write_arrays(shards: Sequence[ShardId], infos: Sequence[ShardInfo]) -> dict[str, FileInfo]:
+    """Writes the files that describe all shards together, and flushes the names of all files of shards to disk."""
+    out = shards[0].out
+    arrays = STORES[shards[0].encoding].write_arrays(out, infos, {shard.split: shard.options for shard in shards})
+    for folder in {parent for info in infos for parent in Path(info.file).parents}:
+        sync(out / folder)
+    return arrays
+
+
+def describe_tables(out: Path) -> dict[str, FileInfo]:
+    """Returns the size and hash of each table."""
+    return {
+        name: FileInfo(size=(out / name).stat().st_size, sha256=hash_file(out / name)) for name in (SAMPLES_FILE, REJECTED_FILE)
+    }
+
+
+def _entry_path(shard: ShardId) -> Path:
     """Path of the manifest entry of a finished shard, which is written after its other files."""
-    return staging / f"{name}.json"
+    return shard.staging / f"{shard.name}.json"
 
 
-def rows_path(staging: Path, name: str) -> Path:
+def _rows_path(shard: ShardId) -> Path:
     """Path of a shard's rows of samples.parquet."""
-    return staging / f"{name}.parquet"
+    return shard.staging / f"{shard.name}.parquet"
 
 
-def read_entry(staging: Path, name: str) -> ShardInfo:
-    """Reads the manifest entry of a finished shard."""
-    return ShardInfo.model_validate_json(entry_path(staging, name).read_bytes())
-
-
-def write_shard(task: ShardTask) -> str:
-    """Writes a shard, its index, its rows of samples.parquet, and last its manifest entry.
-
-    Returns:
-        The shard's name.
+def write_staged_shard(task: ShardTask) -> None:
+    """Writes a shard from staged crops.
 
     Raises:
         OSError: a file cannot be read or written.
     """
-    tar_file = f"{SHARDS_FOLDER}/{task.name}.tar"
-    index_file = f"{SHARDS_FOLDER}/{task.name}{INDEX_SUFFIX}"
+    write_shard(task.shard, _read_staged(task.shard.staging, task.places))
+
+
+def write_shard(shard: ShardId, crops: Iterable[StoredCrop]) -> None:
+    """Writes a shard, its rows of samples.parquet, and last its manifest entry.
+
+    Raises:
+        OSError: a file cannot be read or written.
+    """
     rows: list[dict[str, Any]] = []
-    with atomic_write(task.out / tar_file) as file:
-        writer = ShardWriter(file)
-        for data in _read_staged(task.staging, task.places):
-            signal, metadata = data[:SIGNAL_BYTES], bytes(data[SIGNAL_BYTES:])
-            row = json.loads(metadata)
-            writer.add(row["key"], signal, metadata)
-            rows.append(row)
-        written = writer.finish()
-    index = write_index(task.out / index_file, writer.index())
-    for row, offset in zip(rows, writer.offsets, strict=True):
-        row |= {"split": task.split, "shard": f"{task.name}.tar", "offset": offset}
-    with atomic_write(rows_path(task.staging, task.name)) as file:
+
+    def collect_rows() -> Iterator[StoredCrop]:
+        for crop in crops:
+            rows.append(dict(crop.metadata))
+            yield crop
+
+    info, offsets = STORES[shard.encoding].write_shard(shard.out, shard.split, shard.number, collect_rows(), shard.options)
+    for row, offset in zip(rows, offsets, strict=True):
+        row |= {"split": shard.split, "shard": info.name, "offset": offset}
+    with atomic_write(_rows_path(shard)) as file:
         pq.write_table(samples_table(rows), file, compression="zstd")
-    info = ShardInfo(
-        split=task.split,
-        file=tar_file,
-        count=len(rows),
-        size=written.size,
-        sha256=written.sha256,
-        index=IndexInfo(file=index_file, size=index.size, sha256=index.sha256),
-    )
-    with atomic_write(entry_path(task.staging, task.name)) as file:
+    with atomic_write(_entry_path(shard)) as file:
         file.write(info.model_dump_json().encode())
-    return task.name
 
 
-def _read_staged(staging: Path, places: NDArray[np.int64]) -> Iterator[memoryview]:
-    """Yields staged crops in the given order, each signal followed by its metadata."""
+def _read_staged(staging: Path, places: NDArray[np.int64]) -> Iterator[StoredCrop]:
+    """Yields staged crops in the given order."""
     for chunk, offset, metadata_bytes in places.tolist():
         # Opened for each crop: a shuffled shard reads more chunks than a process may have open files.
         descriptor = os.open(crops_path(staging, chunk), os.O_RDONLY)
@@ -113,4 +161,4 @@ def _read_staged(staging: Path, places: NDArray[np.int64]) -> Iterator[memoryvie
         finally:
             os.close(descriptor)
         assert len(data) == SIGNAL_BYTES + metadata_bytes, f"chunk {chunk} of the staging area is shorter than its index"
-        yield memoryview(data)
+        yield StoredCrop(memoryview(data)[:SIGNAL_BYTES], json.loads(data[SIGNAL_BYTES:]))

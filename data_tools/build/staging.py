@@ -5,7 +5,6 @@ planning needs to split and shuffle without reading the crops: seeded hashes of 
 The index is written last, so a chunk with an index is finished.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from data_tools.build.processes import begin_part
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import Recording
+from data_tools.signal_ops import hash_signal
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile
 from data_tools.splits import seeded_hash
@@ -37,8 +37,6 @@ INDEX_DTYPE = np.dtype(
         ("num_valid_samples", "<i4"),
     ]
 )
-
-_SIGNAL_HASH_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,8 @@ def stage_chunk(task: ChunkTask) -> int:
 
 def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number: int, seed: int) -> tuple[Any, ...]:
     """Appends a crop to a staging file; returns its row of the index."""
-    signal = np.ascontiguousarray(crop.signal, dtype="<i2").data.cast("B")
-    signal_hash = hashlib.blake2b(signal, digest_size=_SIGNAL_HASH_BYTES)
+    signal = np.ascontiguousarray(crop.signal, dtype="<i2")
+    signal_hash = hash_signal(signal)
     key = crop_key(recording, crop)
     # With the source, because patients of two corpora may have the same number.
     patient = f"{recording.source}/{recording.patient}"
@@ -139,17 +137,17 @@ def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number:
         "num_clipped": crop.num_clipped,
         "num_flat_leads": crop.num_flat_leads,
         "rms_uv": crop.rms_uv,
-        "signal_hash": signal_hash.hexdigest(),
+        "signal_hash": signal_hash.hex(),
     }
     encoded = json.dumps(metadata, separators=(",", ":")).encode()
     offset = file.tell()
-    file.write(signal)
+    file.write(signal.data)
     file.write(encoded)
     return (
         number,
         seeded_hash(seed, "order", key),
         seeded_hash(seed, "patient", patient),
-        signal_hash.digest(),
+        signal_hash,
         offset,
         len(encoded),
         crop.num_valid_samples,

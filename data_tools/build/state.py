@@ -4,11 +4,10 @@ import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 from data_tools.build.options import BuildError, BuildOptions, difference, identity
 from data_tools.files import lock_file, write_text
-from data_tools.shards.manifest import SHARDS_FOLDER
 from data_tools.sources.protocol import RecordingFile
 from data_tools.validation import one_line
 
@@ -50,10 +49,18 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     listing = hashlib.sha256()
     for file in files:
         listing.update(f"{file.location}\0{file.size}\n".encode(errors="surrogateescape"))
-    wanted = identity(options) | {"listing": listing.hexdigest()}
+    check_identity(identity(options), listing.hexdigest(), staging)
+
+
+def check_identity(wanted: dict[str, Any], listing: str, staging: Path) -> None:
+    """Records the options of a new build, as in the manifest, and a hash of its input, or compares them with the unfinished.
+
+    Raises:
+        BuildError: they differ.
+    """
     path = staging / _OPTIONS_FILE
     if not path.exists():
-        write_text(path, json.dumps(wanted, indent=1))
+        write_text(path, json.dumps(wanted | {"listing": listing}, indent=1))
         return
     out = staging.parent
     try:
@@ -65,7 +72,7 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
         raise BuildError(
             f"{out}: contains an unfinished build with other options ({other}); repeat that command, or remove the folder"
         )
-    if found["listing"] != wanted["listing"]:
+    if found["listing"] != listing:
         raise BuildError(f"{out}: the input has changed since this build started; remove the folder and build again")
 
 
@@ -76,6 +83,5 @@ def has_begun(staging: Path) -> bool:
 
 def remove_temporary_files(out: Path) -> None:
     """Removes partly written files of a killed build."""
-    for folder in (out, out / SHARDS_FOLDER, out / STAGING_FOLDER):
-        for path in folder.glob(".*.tmp"):
-            path.unlink(missing_ok=True)
+    for path in out.rglob(".*.tmp"):
+        path.unlink(missing_ok=True)

@@ -1,5 +1,6 @@
 """Opens a dataset folder and reads from it."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,8 +22,9 @@ from data_tools.shards.manifest import (
     ShardInfo,
     read_manifest,
 )
+from data_tools.shards.store import ShardStore
+from data_tools.shards.stores import STORES
 from data_tools.shards.tables import SAMPLES_SCHEMA, read_groups
-from data_tools.shards.tar import read_signal
 
 
 @dataclass(frozen=True)
@@ -110,18 +112,49 @@ class Dataset:
             int16 [12, 5000] in uV, and its row of samples.parquet.
 
         Raises:
-            DatasetError: no such key, or the shard does not contain the crop where the table says.
+            DatasetError: no such key, or the shard does not contain the crop that the table describes.
         """
         position = self._find_key(key)
-        (table,) = read_groups(self.path / SAMPLES_FILE, None, position, position + 1)
-        row: dict[str, Any] = table.to_pylist()[0]
-        shard = next((shard for shard in self.manifest.shards if Path(shard.file).name == row["shard"]), None)
-        if shard is None:
-            raise DatasetError(f"{self.path}: crop '{key}' is in {row['shard']}, which the manifest does not list")
-        try:
-            return read_signal(self.path / shard.file, row["offset"]), row
-        except ValueError as error:
-            raise DatasetError(f"{error}; run `ecg-data verify {self.path}`") from None
+        (row,) = read_groups(self.path / SAMPLES_FILE, None, position, position + 1)
+        return self.open_store().read_rows(row)[0], row.to_pylist()[0]
+
+    def open_store(self, splits: Sequence[str] | None = None) -> ShardStore:
+        """Opens the shards of some splits; None for all.
+
+        Raises:
+            DatasetError: an unknown split.
+        """
+        chosen = self.splits if splits is None else splits
+        return STORES[self.manifest.encoding](self.path, [shard for split in chosen for shard in self.shards(split)])
+
+    def keys(self, rows: NDArray[np.int64]) -> list[str]:
+        """Returns the keys of crops.
+
+        Args:
+            rows: int64 [n], rows of samples.parquet.
+
+        Raises:
+            DatasetError: the table cannot be read.
+        """
+        found: dict[int, str] = {}
+        start = 0
+        for table in read_groups(self.path / SAMPLES_FILE, ["key"]):
+            own = rows[(rows >= start) & (rows < start + len(table))]
+            found.update(zip(own.tolist(), table["key"].take(own - start).to_pylist(), strict=True))
+            start += len(table)
+        return [found[row] for row in rows.tolist()]
+
+    def content_fingerprint(self) -> str:
+        """Returns a hash of split, key and signal of every crop in order, equal for equal content in any format.
+
+        Raises:
+            DatasetError: the table cannot be read.
+        """
+        digest = hashlib.sha256()
+        for table in read_groups(self.path / SAMPLES_FILE, ["split", "key", "signal_hash"]):
+            lines = pc.binary_join_element_wise(*table.columns, " ").to_pylist()
+            digest.update("".join(f"{line}\n" for line in lines).encode())
+        return digest.hexdigest()
 
     def verify_shards(self, shards: Iterable[ShardInfo] | None = None) -> list[str]:
         """Compares size and SHA-256 of shards with the manifest; reads every byte.
@@ -155,14 +188,14 @@ class Dataset:
 def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
     """Returns the problems with names, sizes and counts of a dataset's files, a line each."""
     problems = []
-    listed = Counter(name for shard in manifest.shards for name in (shard.file, shard.index.file))
+    listed = Counter(name for shard in manifest.shards for name in shard.files)
     problems += [f"{name}: listed {times} times in the manifest" for name, times in listed.items() if times > 1]
-    files: dict[str, FileInfo] = {}
+    files = dict(manifest.arrays)
     for shard in manifest.shards:
         if shard.split not in manifest.counts:
             problems.append(f"{shard.file}: belongs to split '{shard.split}', which the manifest does not list")
-        files.setdefault(shard.file, shard)
-        files.setdefault(shard.index.file, shard.index)
+        for name, info in shard.files.items():
+            files.setdefault(name, info)
     for table in (SAMPLES_FILE, REJECTED_FILE):
         if table in manifest.tables:
             files[table] = manifest.tables[table]

@@ -17,8 +17,8 @@ FORMAT_VERSION: Final = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_FILE = "samples.parquet"
 REJECTED_FILE = "rejected.parquet"
-SHARDS_FOLDER = "shards"
 
+Encoding = Literal["tar", "zarr"]
 _Count = Annotated[int, Field(ge=0)]
 _Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
@@ -50,7 +50,7 @@ class FileInfo(_Part):
 
 
 class IndexInfo(FileInfo):
-    """The index of a shard; ``file`` is relative to the dataset."""
+    """The index of a tar shard; ``file`` is relative to the dataset."""
 
     file: str
 
@@ -61,7 +61,17 @@ class ShardInfo(FileInfo):
     split: str
     file: str
     count: _Count
-    index: IndexInfo
+    index: IndexInfo | None = None
+
+    @property
+    def name(self) -> str:
+        """The file's path in the folder of all shards, as in samples.parquet."""
+        return self.file.partition("/")[2]
+
+    @property
+    def files(self) -> dict[str, FileInfo]:
+        """The shard and its index, by their paths in the dataset."""
+        return {self.file: self} if self.index is None else {self.file: self, self.index.file: self.index}
 
 
 class PlanInfo(_Part):
@@ -120,13 +130,18 @@ class Manifest(_Part):
     dtype: Literal["int16"] = "int16"
     crop_samples: Literal[5000] = CROP_SAMPLES
     segment_samples: Literal[2500] = SEGMENT_SAMPLES
-    encoding: Literal["tar"] = "tar"
+    encoding: Encoding = "tar"
     counts: dict[str, SplitCounts]
     shards: tuple[ShardInfo, ...]
+    arrays: dict[str, FileInfo] = {}  # the zarr.json files; not written if there are none
     tables: dict[str, FileInfo]
     build: BuildInfo
     fingerprint: _Sha256
     splits: PlansInfo | None = None
+
+    def with_fingerprint(self) -> "Manifest":
+        """Returns the manifest with its own fingerprint."""
+        return self.model_copy(update={"fingerprint": self.compute_fingerprint()})
 
     def compute_fingerprint(self) -> str:
         """Returns the SHA-256 of the format and of the hashes of all shards in order."""
@@ -139,7 +154,8 @@ class Manifest(_Part):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes manifest.json, the last file of a build: a dataset that has one is complete."""
-    content = manifest.model_dump(mode="json", exclude={"splits"} if manifest.splits is None else None)
+    absent = {"arrays": not manifest.arrays, "splits": manifest.splits is None}
+    content = manifest.model_dump(mode="json", exclude={name for name, is_absent in absent.items() if is_absent})
     with atomic_write(folder / MANIFEST_FILE) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")
 

@@ -21,14 +21,16 @@ from data_tools.validation import one_line
 
 # The metadata of a row group take 16 kB of a reader's memory, however few rows it has.
 ROWS_PER_GROUP = 1 << 16
+_ROWS_AT_ONCE = 256
 
 # One row per crop, in the order of splits, shards and crops in the shard.
 SAMPLES_SCHEMA = pa.schema(
     [
         pa.field("key", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
-        pa.field("shard", pa.string(), nullable=False),  # "pretrain-000000.tar"
-        pa.field("offset", pa.int64(), nullable=False),  # byte offset of the .npy member's data in the shard
+        pa.field("shard", pa.string(), nullable=False),  # "pretrain-000000.tar", "pretrain/c.0.0.0"
+        # tar: byte offset of the .npy member's data in the shard; zarr: number of the crop in the shard
+        pa.field("offset", pa.int64(), nullable=False),
         pa.field("source", pa.string(), nullable=False),
         pa.field("recording", pa.string(), nullable=False),
         pa.field("patient", pa.string(), nullable=False),
@@ -46,7 +48,7 @@ SAMPLES_SCHEMA = pa.schema(
     ]
 )
 
-# Columns that locate a crop; the others are its metadata, which are in the shard too.
+# Columns that locate a crop; the others are its metadata, which tar shards contain too.
 PLACE_COLUMNS = ("split", "shard", "offset")
 
 # One row per recording that was not used (num_crops_used = 0), or per reason why it was used only in part.
@@ -66,6 +68,19 @@ DUPLICATE_SIGNAL_PATTERN = r"duplicate signal: \d+ crops as in (?:[^;]*/)?([^;/]
 def samples_table(rows: list[dict[str, Any]]) -> pa.Table:
     """Converts rows to a table of SAMPLES_SCHEMA."""
     return pa.Table.from_pylist(rows, schema=SAMPLES_SCHEMA)
+
+
+def crop_metadata(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns the metadata of a crop, as in the ``.json`` member of a tar shard, from its row of samples.parquet."""
+    metadata = {name: value for name, value in row.items() if name not in PLACE_COLUMNS}
+    metadata["rms_uv"] = round(metadata["rms_uv"], 2)  # the number that was rounded to float32
+    return metadata
+
+
+def iterate_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yields rows one by one, converted in batches: as Python objects they take six times the memory."""
+    for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
+        yield from batch.to_pylist()
 
 
 def write_groups(path: Path, schema: pa.Schema, parts: Iterable[pa.Table]) -> None:

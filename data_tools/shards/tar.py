@@ -6,7 +6,6 @@ members, where ``offset`` is that of the member's data.
 """
 
 import hashlib
-import os
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -156,24 +155,6 @@ def read_index(path: Path) -> list[tuple[TarMember, ...]]:
         quadruples = (fields[i : i + 4] for i in range(0, len(fields), 4))
         crops.append(tuple(TarMember(name, int(offset), int(size)) for _, offset, size, name in quadruples))
     return crops
-
-
-def read_signal(path: Path, offset: int) -> NDArray[np.int16]:
-    """Reads one crop from a shard.
-
-    Args:
-        path: the tar file.
-        offset: byte offset of the ``.npy`` member's data, as in samples.parquet.
-
-    Returns:
-        int16 [12, 5000] in uV.
-
-    Raises:
-        ValueError: there is no crop at this offset.
-    """
-    with path.open("rb", buffering=0) as file:
-        data = os.pread(file.fileno(), NPY_BYTES, offset)
-    return parse_npy(data, f"{path} at byte {offset}")
 
 
 def parse_npy(data: bytes, where: str) -> NDArray[np.int16]:

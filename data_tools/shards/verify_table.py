@@ -46,7 +46,7 @@ def is_in_order(path: Path, manifest: Manifest) -> bool:
     start = 0
     for shard in manifest.shards:
         stop = start + shard.count
-        expected += [(shard.split, Path(shard.file).name, start, stop - 1, shard.count)] if shard.count else []
+        expected += [(shard.split, shard.name, start, stop - 1, shard.count)] if shard.count else []
         start = stop
     with open_samples(path) as database:
         return database.execute(_SHARDS).fetchall() == expected

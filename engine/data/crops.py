@@ -1,43 +1,29 @@
-"""The samples of a split, crops or segments of crops, read straight from the tar shards.
-
-A crop in a raw tar is 120,000 bytes at a known place, so reading one is a single ``preadv`` into the batch's memory: no tar
-headers, no decoding, no copy, and no Python lock held meanwhile.
-"""
+"""The samples of a split: crops or segments of crops."""
 
 import functools
 import glob
 import hashlib
 import itertools
-import os
-import tarfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
 from typing import Any, Literal
 
 import duckdb
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
-from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import SAMPLES_FILE, SHARDS_FOLDER, DatasetError
+from data_tools.shards.manifest import SAMPLES_FILE, DatasetError
 from data_tools.shards.plans import PATIENT_COLUMN, plans_info, read_plan
+from data_tools.shards.store import ALL_LEADS, PLACE_DTYPE
 from data_tools.shards.tables import open_samples
-from data_tools.shards.tar import NPY_HEADER_BYTES
 
-_LEAD_BYTES = CROP_SAMPLES * 2
-_TAR_NAME_BYTES = 100  # at the start of a member's header
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
 # What a sample is: a pair of segments, or a single one.
 SampleUnit = Literal["crop", "segment"]
-# Windows of the sample order touch a few shards at a time; files of others are closed again.
-_MAX_OPEN_SHARDS = 64
 
 
 class CropStore:
@@ -95,12 +81,11 @@ class CropStore:
         if chosen is not None:
             self.fingerprint = fingerprint_of(dataset, chosen)
         self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": self.fingerprint}
-        numbers = {Path(shard.file).name: number for number, shard in enumerate(itertools.chain(*map(dataset.shards, stored)))}
-        self._shard_names = list(numbers)
-        shards, offsets, lengths = [np.empty(0, np.int32)], [np.empty(0, np.int64)], [np.empty(0, np.int32)]
+        self._dataset = dataset
+        self._shards = dataset.open_store(stored)
+        places, lengths = [np.empty(0, PLACE_DTYPE)], [np.empty(0, np.int32)]
         for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
-            offsets.append(table["offset"].to_numpy() + NPY_HEADER_BYTES)
-            shards.append(_number_shards(table["shard"], numbers, dataset.path))
+            places.append(self._shards.locate(table))
             lengths.append(table["num_valid_samples"].to_numpy())
         num_segments = np.concatenate(lengths) // SEGMENT_SAMPLES
         if chosen is not None:
@@ -123,50 +108,30 @@ class CropStore:
                 f"{dataset.path}: split '{self.split}' contains no complete {what}: build the dataset from more or longer "
                 "recordings"
             )
-        self._offsets = np.concatenate(offsets)[self.crop]
-        self._shards = np.concatenate(shards)[self.crop]
-        del offsets, shards, lengths, num_segments  # to free their memory before more is needed
+        self._places = np.concatenate(places)[self.crop]
+        del places, lengths, num_segments  # to free their memory before more is needed
         self.recording, self.patient = _number_recordings_and_patients(dataset, split, plan, self.crop)
-        self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(functools.partial(_OpenShard, dataset.path))
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
-        """The keys of some crops, as they stand in samples.parquet; read from the shards' tar headers.
+        """Returns the keys of some samples' crops, which takes a pass over samples.parquet.
 
         Raises:
-            DatasetError: as :meth:`read`.
+            DatasetError: the table cannot be read.
         """
-        names = []
-        header = bytearray(_TAR_NAME_BYTES)
-        for row in np.asarray(rows, dtype=np.int64).tolist():
-            shard = self._open(self._shard_names[self._shards[row]])
-            shard.read(memoryview(header), int(self._offsets[row]) - NPY_HEADER_BYTES - tarfile.BLOCKSIZE)
-            names.append(header.partition(b"\0")[0].decode().removesuffix(".npy"))
-        return names
+        return self._dataset.keys(self.first_row + self.crop[np.asarray(rows, dtype=np.int64)])
 
-    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int16], leads: Sequence[int] = range(len(LEADS))) -> None:
+    def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:
         """Reads crops into memory of the caller's. Several threads may read at once.
 
         Args:
             rows: int64 [n].
             out: int16 [n, len(leads), 5000], C-ordered, is overwritten; 1 unit = 1 uV.
-            leads: which leads, as ascending row numbers of :data:`data_tools.leads.LEADS`; others are not read.
+            leads: which leads, as ascending row numbers of :data:`data_tools.leads.LEADS`.
 
         Raises:
-            DatasetError: naming the shard, if it has gone or ends before the crop does.
+            DatasetError: naming the shard, if it has gone, ends before the crop does, or is damaged where its format can tell.
         """
-        assert out.shape == (len(rows), len(leads), CROP_SAMPLES), f"unexpected shape {out.shape}"
-        runs = _runs(leads)
-        crop_bytes = len(leads) * _LEAD_BYTES
-        memory = out.data.cast("B")
-        shards, offsets = self._shards[rows], self._offsets[rows]
-        # In the order of the files, for disks whose head has to move.
-        for i in np.lexsort((offsets, shards)):
-            shard = self._open(self._shard_names[shards[i]])
-            place, offset = int(i) * crop_bytes, int(offsets[i])
-            for first, num_leads in runs:
-                size = num_leads * _LEAD_BYTES
-                shard.read(memory[place : place + size], offset + first * _LEAD_BYTES)
-                place += size
+        self._shards.read(self._places[rows], out, leads)
 
 
 def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
@@ -180,59 +145,6 @@ class Split:
 
     store: CropStore
     labels: npt.NDArray[Any] | None = None
-
-
-class _OpenShard:
-    """A file that is closed when the last thread that reads from it lets go of it."""
-
-    def __init__(self, dataset: Path, name: str) -> None:
-        self._dataset = dataset
-        self._name = f"{SHARDS_FOLDER}/{name}"
-        try:
-            self._descriptor = os.open(dataset / self._name, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise self._error(f"cannot be opened ({error.strerror})") from None
-
-    def read(self, memory: memoryview, offset: int) -> None:
-        """Fills the memory from a place in the file."""
-        try:
-            num_bytes = os.preadv(self._descriptor, [memory], offset)
-            # A signal or a network file system may cut a read short; the end of the file reads as nothing.
-            while num_bytes < len(memory):
-                more = os.preadv(self._descriptor, [memory[num_bytes:]], offset + num_bytes)
-                if not more:
-                    raise self._error(f"is truncated at byte {offset + num_bytes}")
-                num_bytes += more
-        except OSError as error:
-            raise self._error(f"cannot be read at byte {offset} ({error.strerror})") from None
-
-    def _error(self, problem: str) -> DatasetError:
-        return DatasetError(
-            f"{self._dataset}: {self._name} {problem}: the dataset has changed since the run started; check it with "
-            f"`ecg-data verify {self._dataset}`"
-        )
-
-    def __del__(self) -> None:
-        if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
-
-
-def _runs(leads: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs of adjacent ones: [0, 1, 7] -> [(0, 2), (7, 1)], each (first, length)."""
-    assert all(a < b for a, b in pairwise(leads)), f"leads must be in ascending order, got {list(leads)}"
-    starts = [i for i in range(len(leads)) if i == 0 or leads[i] != leads[i - 1] + 1]
-    return [(leads[start], end - start) for start, end in pairwise([*starts, len(leads)])]
-
-
-def _number_shards(names: pa.ChunkedArray, numbers: Mapping[str, int], dataset: Path) -> npt.NDArray[np.int32]:
-    """The number of each row's shard: int32 [rows]."""
-    encoded = names.combine_chunks().dictionary_encode()
-    unknown = [name for name in encoded.dictionary.to_pylist() if name not in numbers]
-    if unknown:
-        raise DatasetError(f"{dataset}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest")
-    own = np.array([numbers[name] for name in encoded.dictionary.to_pylist()], np.int32)
-    shards: npt.NDArray[np.int32] = own[encoded.indices.to_numpy()]
-    return shards
 
 
 def _number_recordings_and_patients(

@@ -16,14 +16,13 @@ from data_tools.build.crops import SkipReasons, crop_key, usable_crops
 from data_tools.build.listing import Listing
 from data_tools.files import printable
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import MANIFEST_FILE, SHARDS_FOLDER, DatasetError
+from data_tools.shards.manifest import MANIFEST_FILE, DatasetError
 from data_tools.shards.plans import plan_splits, read_plan
-from data_tools.shards.tar import read_signal
 from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
 from engine.options import UserError
 
-COLUMNS = ("key", "source", "recording", "shard", "offset", "num_valid_samples", "leads")
+COLUMNS = ("key", "source", "recording", "shard", "offset", "num_valid_samples", "leads", "signal_hash")
 _CROPS_PER_UNIT = 16
 _LISTING_FILE = "recordings.sqlite"
 # This source reads any folder of WFDB recordings.
@@ -121,32 +120,26 @@ def _open_dataset(path: Path, split: str | None, plan: str | None) -> Input:
                 yield table if is_chosen is None else table.filter(pa.array(is_chosen[row : row + len(table)]))
                 row += len(table)
 
-    return crops_of(path, total, tables)
+    return crops_of(dataset, total, tables)
 
 
-def crops_of(path: Path, total: int, tables: Callable[[], Iterable[pa.Table]]) -> Input:
+def crops_of(dataset: Dataset, total: int, tables: Callable[[], Iterable[pa.Table]]) -> Input:
     """Returns the input that consists of some crops of a dataset.
 
     Args:
-        path: folder of the dataset.
+        dataset: the dataset.
         total: number of crops.
         tables: returns their rows of samples.parquet, with COLUMNS, in parts.
     """
+    store = dataset.open_store()
 
-    def parts() -> Iterator[list[dict[str, Any]]]:
+    def parts() -> Iterator[pa.Table]:
         for table in tables():
             for batch in table.to_batches(max_chunksize=_CROPS_PER_UNIT):
-                yield batch.to_pylist()
+                yield pa.Table.from_batches([batch])
 
-    def read(rows: list[dict[str, Any]]) -> Iterator[Crop | Skipped | None]:
-        for row in rows:
-            shard = path / SHARDS_FOLDER / row["shard"]
-            try:
-                signal = read_signal(shard, row["offset"])
-            except OSError as error:
-                raise DatasetError(f"{shard}: {error.strerror}: run `ecg-data verify {path}`") from None
-            except ValueError as error:
-                raise DatasetError(f"{error}: run `ecg-data verify {path}`") from None
+    def read(rows: pa.Table) -> Iterator[Crop | Skipped | None]:
+        for signal, row in zip(store.read_rows(rows), rows.to_pylist(), strict=True):
             place = row["key"], row["source"], row["recording"]
             yield Crop(*place, signal, row["num_valid_samples"], tuple(row["leads"]))
             yield None

@@ -76,7 +76,7 @@ class SegmentSet:
             raise UserError(f"the model has {model.num_segments} segments in 10 s; evaluation needs {_SEGMENTS_PER_CROP}")
         values = np.full((len(self.crops), _SEGMENTS_PER_CROP, model.width), np.nan, dtype=np.float32)
         row_of = {key: row for row, key in enumerate(self.crops["key"].to_pylist())}
-        source = crops_of(self.dataset.path, len(self.crops), lambda: [self.crops])
+        source = crops_of(self.dataset, len(self.crops), lambda: [self.crops])
         summary = Summary()
         for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {len(model.leads)} leads"):
             values[[row_of[crop.key] for crop in crops]] = computed

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from dataset_fixtures import crop_signal
+from dataset_fixtures import crop_signal, write_dataset
 from numpy.typing import NDArray
 from reference_augmentations import NOISES as REFERENCES
 from reference_augmentations import random_lead_masking, reference_noise
@@ -369,6 +369,14 @@ class LoaderContract:
         assert loader.state_dict()["cursor"] % 6 == 0
         with pytest.raises(ValueError, match="has failed"):
             next(loader)
+
+    def test_the_format_of_the_shards_makes_no_difference(self, tmp_path: Path) -> None:
+        tar = Dataset.open(write_dataset(tmp_path / "tar", {"pretrain": 12}, crops_per_shard=5))
+        zarr = Dataset.open(
+            write_dataset(tmp_path / "zarr", {"pretrain": 12}, crops_per_shard=5, encoding="zarr", compression="pcodec")
+        )
+        for leads in (12, 3):
+            assert_same(self.read(zarr, 3, leads=leads), self.read(tar, 3, leads=leads))
 
     def test_draws_depend_on_the_seed(self, dataset: Dataset) -> None:
         one, other = self.read(dataset, 12), self.read(dataset, 12, seed=6)

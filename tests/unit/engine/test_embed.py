@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -267,11 +268,11 @@ def test_a_broken_shard_is_reported_in_one_line(run: Run, tmp_path: Path) -> Non
     folder = write_dataset(tmp_path / "set", {"pretrain": 3})
     shard = folder / "shards" / "pretrain-000000.tar"
     content = bytearray(shard.read_bytes())
-    content[512:600] = bytes(88)
+    content[1000:1088] = bytes(88)
     shard.write_bytes(content)
     status, _, err = run("--input", folder, "--output", tmp_path / "out.npz")
     assert status == 2
-    assert err.startswith(f"embed: {shard} at byte 512: expected an int16 signal")
+    assert err.startswith(f"embed: {folder}: shards/pretrain-000000.tar: crop pretrain-000000 is not the one that")
     assert "ecg-data verify" in err
     assert err.count("\n") == 1
     assert [path.name for path in tmp_path.iterdir()] == ["set"]
@@ -304,7 +305,7 @@ def test_a_full_disk_is_reported_in_one_line(run: Run, dataset: Path, tmp_path: 
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("engine.inference.store.os.preadv", full)
+    monkeypatch.setattr("engine.inference.store.os", SimpleNamespace(preadv=full))  # not where crops are read
     status, _, err = run("--input", dataset, "--output", tmp_path / "out.npz", "--split", "valid")
     assert status == 2
     assert err == f"embed: {tmp_path / 'out.npz'}: No space left on device\n"

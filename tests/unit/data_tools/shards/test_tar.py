@@ -14,7 +14,6 @@ from data_tools.shards.tar import (
     parse_npy,
     read_index,
     read_members,
-    read_signal,
 )
 
 
@@ -49,16 +48,6 @@ def test_tarfile_and_numpy_read_what_was_written(shard: tuple[Path, ShardWriter]
             member = archive.extractfile(f"k-{number}.npy")
             assert member is not None
             np.testing.assert_array_equal(np.load(io.BytesIO(member.read())), random_signal(number))
-
-
-def test_crops_are_read_at_their_offsets(shard: tuple[Path, ShardWriter]) -> None:
-    path, writer = shard
-    for number, offset in enumerate(writer.offsets):
-        np.testing.assert_array_equal(read_signal(path, offset), random_signal(number))
-    with pytest.raises(ValueError, match="at byte 0: expected an int16 signal"):
-        read_signal(path, 0)
-    with pytest.raises(ValueError, match="expected an int16 signal"):
-        read_signal(path, path.stat().st_size - 100)
 
 
 def test_size_and_hash_are_those_of_the_file(tmp_path: Path) -> None:

@@ -11,13 +11,13 @@ from cohort_tables import crop_rows, write_patients, write_tables
 from dataset_fixtures import crop_key, crop_signal, is_partial, write_dataset
 from numpy.typing import NDArray
 
+from data_tools.shards import store as store_module
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.shards.plans import read_plan
 from data_tools.splits.plans import PaperPlan, RandomPlan
 from data_tools.splits.writing import split_dataset
 from engine.data import CropStore
-from engine.data import crops as crops_module
 
 COMPLETE = [number for number in range(60) if not is_partial(number, 7)]
 
@@ -56,7 +56,7 @@ def test_only_the_leads_asked_for_are_read(store: CropStore, leads: tuple[int, .
 
 
 def test_more_shards_than_files_kept_open_and_several_threads(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(crops_module, "_MAX_OPEN_SHARDS", 1)
+    monkeypatch.setattr(store_module, "_MAX_OPEN_SHARDS", 1)
     store = CropStore(dataset, "pretrain")
     expected = np.stack([crop_signal("pretrain", number) for number in COMPLETE])
     wrong: list[int] = []

@@ -1,0 +1,249 @@
+"""The interface of stores: each reads, writes and checks the shards of one format.
+
+To add a format: a subclass of :class:`ShardStore`, a line in :data:`data_tools.shards.stores.STORES`, its name in
+:data:`data_tools.shards.manifest.Encoding`, and a case in ``tests/contracts/test_stores.py``.
+"""
+
+import functools
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from data_tools.leads import LEADS
+from data_tools.recording import CROP_SAMPLES
+from data_tools.shards.manifest import SAMPLES_FILE, DatasetError, FileInfo, ShardInfo
+from data_tools.signal_ops import hash_signal
+
+ALL_LEADS = range(len(LEADS))
+# Where a crop is: the number of its shard in the store, and its offset as in samples.parquet.
+PLACE_DTYPE = np.dtype([("shard", "<i4"), ("offset", "<i8")])
+# Windows of the sample order touch a few shards at a time; files of others are closed again.
+_MAX_OPEN_SHARDS = 64
+
+
+class StoredCrop(NamedTuple):
+    """A crop to write.
+
+    Attributes:
+        signal: little-endian int16 [12, 5000] in uV, as bytes.
+        metadata: its row of samples.parquet without PLACE_COLUMNS, in their order.
+    """
+
+    signal: bytes | memoryview
+    metadata: dict[str, Any]
+
+
+class ShardOptions(NamedTuple):
+    """What determines a shard besides its crops.
+
+    Attributes:
+        capacity: number of crops in each shard of the split but the last one.
+        compression: name of the compression; None for a format without one.
+    """
+
+    capacity: int
+    compression: str | None
+
+
+class WrittenShard(NamedTuple):
+    """The manifest's entry of a shard, and the offset of each of its crops for samples.parquet."""
+
+    info: ShardInfo
+    offsets: list[int]
+
+
+class ShardError(DatasetError):
+    """A file of shards cannot be read; ``problem`` names it and says why, without advice."""
+
+    def __init__(self, dataset: Path, file: str, problem: str) -> None:
+        self.problem = f"{file} {problem}"
+        super().__init__(f"{dataset}: {self.problem}; check it with `ecg-data verify {dataset}`")
+
+
+class OpenShard:
+    """An open shard; its file is closed when the last thread that reads from it lets go of it.
+
+    Args:
+        dataset: folder of the dataset.
+        shard: the shard.
+
+    Raises:
+        ShardError: the file cannot be opened.
+    """
+
+    def __init__(self, dataset: Path, shard: ShardInfo) -> None:
+        self._dataset = dataset
+        self._file = shard.file
+        try:
+            self._descriptor = os.open(dataset / shard.file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise self.error(f"cannot be opened ({error.strerror})") from None
+
+    def read(self, memory: memoryview, offset: int) -> None:
+        """Fills the memory from a place in the file.
+
+        Raises:
+            ShardError: the file ends before, or cannot be read.
+        """
+        try:
+            num_bytes = os.preadv(self._descriptor, [memory], offset)
+            # A signal or a network file system may cut a read short; the end of the file reads as nothing.
+            while num_bytes < len(memory):
+                more = os.preadv(self._descriptor, [memory[num_bytes:]], offset + num_bytes)
+                if not more:
+                    raise self.error(f"is truncated at byte {offset + num_bytes}")
+                num_bytes += more
+        except OSError as error:
+            raise self.error(f"cannot be read at byte {offset} ({error.strerror})") from None
+
+    def error(self, problem: str) -> ShardError:
+        """Returns an error that names the shard."""
+        return ShardError(self._dataset, self._file, problem)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
+class ShardStore(ABC):
+    """Reads crops from the shards of a dataset; several threads may do so at once.
+
+    Args:
+        dataset: folder of the dataset.
+        shards: the shards.
+
+    Attributes:
+        folder: folder of the shards in a dataset.
+        shard_class: what opens a shard.
+        compressions: names of the compressions, the default first; empty if there are none.
+    """
+
+    folder: ClassVar[str]
+    shard_class: ClassVar[type[OpenShard]] = OpenShard
+    compressions: ClassVar[tuple[str, ...]]
+
+    def __init__(self, dataset: Path, shards: Sequence[ShardInfo]) -> None:
+        self._dataset = dataset
+        self._numbers = {shard.name: number for number, shard in enumerate(shards)}
+        # Without a reference to the store, so that dropping it closes the files.
+        self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(
+            functools.partial(_open_one, self.shard_class, dataset, shards)
+        )
+
+    def locate(self, rows: pa.Table) -> NDArray[np.void]:
+        """Returns the places, [n] of PLACE_DTYPE, of rows of samples.parquet with the columns shard and offset.
+
+        Raises:
+            DatasetError: a row names a shard that is not among those of the store.
+        """
+        names = rows["shard"].combine_chunks().dictionary_encode()
+        known = names.dictionary.to_pylist()
+        unknown = [name for name in known if name not in self._numbers]
+        if unknown:
+            raise DatasetError(
+                f"{self._dataset}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest"
+            )
+        places = np.empty(len(rows), PLACE_DTYPE)
+        places["shard"] = np.array([self._numbers[name] for name in known], np.int32)[names.indices.to_numpy()]
+        places["offset"] = rows["offset"].to_numpy()
+        return places
+
+    @abstractmethod
+    def read(self, places: NDArray[np.void], out: NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:
+        """Reads crops into memory of the caller's.
+
+        Args:
+            places: [n] of PLACE_DTYPE.
+            out: int16 [n, len(leads), 5000], C-ordered, is overwritten; 1 unit = 1 uV.
+            leads: which leads, as ascending row numbers of LEADS.
+
+        Raises:
+            ShardError: a shard has gone, or does not contain a crop.
+        """
+
+    def read_rows(self, rows: pa.Table) -> NDArray[np.int16]:
+        """Reads crops and compares them with their hashes.
+
+        Args:
+            rows: n rows of samples.parquet, at least with the columns key, shard, offset and signal_hash.
+
+        Returns:
+            int16 [n, 12, 5000] in uV.
+
+        Raises:
+            DatasetError: a crop cannot be read, or is not the one that the table describes.
+        """
+        signals = np.empty((len(rows), len(LEADS), CROP_SAMPLES), np.int16)
+        self.read(self.locate(rows), signals)
+        for signal, expected, key, shard in zip(
+            signals, *(rows[name].to_pylist() for name in ("signal_hash", "key", "shard")), strict=True
+        ):
+            if hash_signal(signal).hex() != expected:
+                raise DatasetError(
+                    f"{self._dataset}: {self.folder}/{shard}: crop {key} is not the one that {SAMPLES_FILE} describes; "
+                    f"run `ecg-data verify {self._dataset}`"
+                )
+        return signals
+
+    @classmethod
+    @abstractmethod
+    def write_shard(
+        cls, dataset: Path, split: str, number: int, crops: Iterable[StoredCrop], options: ShardOptions
+    ) -> WrittenShard:
+        """Writes a shard, and what belongs to it alone, atomically.
+
+        Args:
+            dataset: folder of the dataset.
+            split: name of the split.
+            number: number of the shard in its split.
+            crops: its crops, ``options.capacity`` at most.
+            options: how to write it.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+
+    @classmethod
+    @abstractmethod
+    def write_arrays(cls, dataset: Path, shards: Sequence[ShardInfo], options: dict[str, ShardOptions]) -> dict[str, FileInfo]:
+        """Writes the files that describe all shards together.
+
+        Args:
+            dataset: folder of the dataset.
+            shards: all shards.
+            options: those of each split that has shards.
+
+        Returns:
+            Size and hash of each file by its path in the dataset.
+
+        Raises:
+            OSError: a file cannot be written.
+        """
+
+    @classmethod
+    @abstractmethod
+    def check_shard(cls, dataset: Path, shard: ShardInfo, rows: pa.Table | None) -> Iterator[str]:
+        """Checks a shard that exists, and its rows of samples.parquet if they are given.
+
+        Yields:
+            The problems, a line each.
+        """
+
+    def _in_file_order(self, places: NDArray[np.void]) -> Iterator[tuple[int, OpenShard, int]]:
+        """Yields the index of each place, its open shard, and its offset, in the order of the files.
+
+        That order is for disks whose head has to move.
+        """
+        shards, offsets = places["shard"], places["offset"]
+        for i in np.lexsort((offsets, shards)).tolist():
+            yield i, self._open(int(shards[i])), int(offsets[i])
+
+
+def _open_one(shard_class: type[OpenShard], dataset: Path, shards: Sequence[ShardInfo], number: int) -> OpenShard:
+    return shard_class(dataset, shards[number])
