@@ -7,11 +7,14 @@ from pydantic import Discriminator, Field, Tag, create_model
 
 from data_tools.options import Options
 
-__all__ = ["NamedOptions", "Options", "RankError", "SegmentPair", "UserError", "tagged_choice"]
+__all__ = ["NamedOptions", "Options", "RankError", "SampleUnit", "SegmentPair", "UserError", "tagged_choice"]
 
 # Which 5-s segments of a crop a sample holds: its two halves in order ("adjacent"); one half twice ("same"), as two views that
 # are augmented independently; or one half ("single"). A task or an objective chooses, and the loader delivers it.
 SegmentPair = Literal["adjacent", "same", "single"]
+
+# What a sample is taken from: a crop of two complete segments, or each complete segment of any crop.
+SampleUnit = Literal["crop", "segment"]
 
 
 class NamedOptions(Options):

@@ -5,7 +5,9 @@ with :mod:`data_tools.augmentations` but the random words. Signals and noises ar
 segment's first sample. Shapes: S segments, T samples.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,10 +17,15 @@ from data_tools.augmentations.base import NoiseDraws
 from data_tools.counter_rng import random_words
 from data_tools.leads import LEADS
 from data_tools.vcg import INVERSE_DOWER
+from engine.config import PretrainConfig, load_config
 
 T = 2500
 WORDS = 2.0**32
 Signal = NDArray[np.float64]
+# The options of the noises in the official presets.
+_PRESETS = Path(__file__).parents[1] / "configs" / "pretrain"
+_OFFICIAL = load_config(PretrainConfig, [_PRESETS / "official_w2v_cmsc_rlm_physio4.yaml"]).data.augmentations
+OFFICIAL: dict[str, dict[str, Any]] = _OFFICIAL.model_dump(exclude_unset=True)
 INDEPENDENT = [LEADS.index(lead) for lead in ("I", "II", "V1", "V2", "V3", "V4", "V5", "V6")]
 
 
@@ -95,6 +102,45 @@ def reference_noise(name: str, draws: NoiseDraws) -> Signal:
     """Noise with the default options: the draws for all 12 leads, unmasked -> float64 [S, 12, T] mV."""
     noise = NOISES[name](draws)
     return noise if name == "baseline_shift" else consistent_limb_leads(noise)
+
+
+def official_noise(signal: Signal, draws: Mapping[str, NoiseDraws]) -> Signal:
+    """The official code's noises one after another, limb leads being derived again after each but the shift.
+
+    Args:
+        signal: [S, 12, T] mV.
+        draws: of the noises, by name. What is drawn for III, aVR, aVL and aVF has no effect, and is 9 mV here.
+    """
+
+    def add(name: str, noise: Signal, *, derives: bool = True) -> None:
+        nonlocal signal
+        if name in draws:
+            everywhere = np.full(signal.shape, 9.0)
+            everywhere[:, INDEPENDENT] = noise
+            signal = consistent_limb_leads(signal + everywhere) if derives else signal + everywhere
+
+    def at_sources(name: str) -> tuple[Signal, list[Signal]]:
+        weights, details = draws.get(name, NoiseDraws(np.zeros((1, 1, 12, 1)), (np.zeros((1, 1, 1, 1)),) * 3))
+        return double(weights)[:, 0, INDEPENDENT], [double(detail)[:, 0] for detail in details]
+
+    seconds = np.arange(T) / 500
+    weights, (increment, phase, *_) = at_sources("powerline")
+    add("powerline", weights[:, :1] * np.cos(2 * np.pi * (500 * increment / WORDS * seconds + phase / WORDS)))
+    if "electromyographic" in draws:
+        key, amplitude = draws["electromyographic"].details
+        words = random_words(NUMPY_OPS, key[:, 0], np.arange(5 * T, dtype=np.uint32).reshape(5, T)[:4])
+        radius = np.sqrt(-2 * np.log((double(words // 65536) + 0.5) / 65536))
+        angle = 2 * np.pi * double(words % 65536) / 65536
+        normal = np.concatenate([radius * np.cos(angle), radius * np.sin(angle)], 1)
+        add("electromyographic", normal * double(amplitude)[:, 0])
+    weights, (first, end, *_) = at_sources("baseline_shift")
+    add("baseline_shift", weights * ((first <= np.arange(T)) & (np.arange(T) < end)), derives=False)
+    if "baseline_wander" in draws:
+        weights, _ = at_sources("baseline_wander")
+        amplitude, increment, phase = (double(detail)[..., 0] for detail in draws["baseline_wander"].details)
+        angle = 2 * np.pi * (500 * increment / WORDS * seconds + phase / WORDS)
+        add("baseline_wander", weights * (amplitude * np.cos(angle)).sum(axis=1, keepdims=True))
+    return signal
 
 
 def rotation_about(axis: int, angle: Signal) -> Signal:

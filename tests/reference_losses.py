@@ -5,12 +5,19 @@ They loop over segments, tokens and drawn negatives, and share no code with the 
 diversity are those of wav2vec 2.0.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
     return (a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt())
+
+
+def constant_norm_cosine(a: Tensor, b: Tensor) -> Tensor:
+    """The cosine of the official code's global losses: no gradient flows through the norms."""
+    return (a * b).sum() / ((a * a).sum().sqrt() * (b * b).sum().sqrt()).detach()
 
 
 def local_losses(
@@ -85,45 +92,56 @@ def quantize(logits: Tensor, noise: Tensor | None, temperature: float, codebook:
     return torch.stack(vectors).view(S, T, -1), torch.tensor(codes).view(S, T, G)
 
 
-def global_loss(pooled: Tensor, patient: Tensor, form: str, temperature: float) -> Tensor:
+def global_loss(
+    pooled: Tensor,
+    patient: Tensor,
+    form: str,
+    temperature: float,
+    positives: str = "pair",
+    similarity: Callable[[Tensor, Tensor], Tensor] = cosine,
+) -> Tensor:
     """Equations 3 and 4 (``ntxent``), or the mean of both directions of the cross-entropy between halves (``symmetric``).
 
     Args:
         pooled: g, [2 N, D]; rows 2 i and 2 i + 1 are a pair.
-        patient: [N]; other pairs of the same patient are excluded.
+        patient: [N]; other pairs of the same patient are excluded, or positives too.
         form: ``ntxent`` or ``symmetric``.
         temperature: tau.
+        positives: ``pair`` or ``all``.
+        similarity: of two vectors.
     """
     total = pooled.new_zeros(())
     for i in range(len(pooled)):
-        j = i ^ 1
+        compared = [k for k in range(len(pooled)) if k != i and (form == "ntxent" or k % 2 != i % 2)]
+        chosen = [k for k in compared if patient[k // 2] == patient[i // 2] and (positives == "all" or k == i ^ 1)]
         denominator = pooled.new_zeros(())
-        for k in range(len(pooled)):
-            if k == i or (k != j and patient[k // 2] == patient[i // 2]):
-                continue
-            if form == "symmetric" and k % 2 == i % 2:
-                continue
-            denominator = denominator + (cosine(pooled[i], pooled[k]) / temperature).exp()
-        total = total - torch.log((cosine(pooled[i], pooled[j]) / temperature).exp() / denominator)
+        for k in compared:
+            if k in chosen or patient[k // 2] != patient[i // 2]:
+                denominator = denominator + (similarity(pooled[i], pooled[k]) / temperature).exp()
+        for j in chosen:
+            total = total - torch.log((similarity(pooled[i], pooled[j]) / temperature).exp() / denominator) / len(chosen)
     return total / len(pooled)
 
 
-def patient_loss(pooled: Tensor, patient: Tensor, temperature: float) -> Tensor:
+def patient_loss(
+    pooled: Tensor, patient: Tensor, temperature: float, similarity: Callable[[Tensor, Tensor], Tensor] = cosine
+) -> Tensor:
     """3KG: each positive of an anchor against the anchor's negatives, averaged over all ordered pairs of a patient.
 
     Args:
         pooled: [2 N, D].
         patient: [2 N].
         temperature: tau.
+        similarity: of two vectors.
     """
     losses = []
     for i in range(len(pooled)):
         negatives = pooled.new_zeros(())
         for k in range(len(pooled)):
             if patient[k] != patient[i]:
-                negatives = negatives + (cosine(pooled[i], pooled[k]) / temperature).exp()
+                negatives = negatives + (similarity(pooled[i], pooled[k]) / temperature).exp()
         for j in range(len(pooled)):
             if j != i and patient[j] == patient[i]:
-                positive = (cosine(pooled[i], pooled[j]) / temperature).exp()
+                positive = (similarity(pooled[i], pooled[j]) / temperature).exp()
                 losses.append(-torch.log(positive / (positive + negatives)))
     return torch.stack(losses).mean()

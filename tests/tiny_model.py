@@ -6,14 +6,15 @@ from torch import Tensor
 from engine.models import Encoder, EncoderOptions
 from engine.objectives import OBJECTIVES, PretrainingModel, W2VOptions
 from engine.objectives.cmsc import CMSCOptions
-from engine.objectives.contrast import TemperatureOptions
+from engine.objectives.contrast import GlobalOptions
 from engine.objectives.w2v_cmsc import W2VCMSCOptions
 from engine.options import Options
 
 _W2V = {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}
 _FIXED_COUNT = W2VOptions.model_validate(_W2V | {"masking": "fixed_count"})
 _SYMMETRIC = CMSCOptions(form="symmetric")
-_OFFICIAL = CMSCOptions(form="symmetric", negatives="own_rank", constant_norms=True)
+_OWN_RANK = GlobalOptions(negatives="own_rank", constant_norms=True, identity="recording")
+_OFFICIAL = CMSCOptions(form="symmetric", positives="all", **_OWN_RANK.model_dump())
 
 # Every form of every objective: case -> (name in OBJECTIVES, tiny options).
 EVERY_OBJECTIVE: dict[str, tuple[str, Options]] = {
@@ -21,11 +22,15 @@ EVERY_OBJECTIVE: dict[str, tuple[str, Options]] = {
     "w2v-fixed_count": ("w2v", _FIXED_COUNT),
     "cmsc": ("cmsc", CMSCOptions()),
     "cmsc-symmetric": ("cmsc", _SYMMETRIC),
+    "cmsc-all_positives": ("cmsc", CMSCOptions(positives="all")),
+    "cmsc-official": ("cmsc", _OFFICIAL),
     "w2v_cmsc": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V))),
     "w2v_cmsc-symmetric": ("w2v_cmsc", W2VCMSCOptions(w2v=W2VOptions.model_validate(_W2V), cmsc=_SYMMETRIC)),
     "w2v_cmsc-official": ("w2v_cmsc", W2VCMSCOptions(w2v=_FIXED_COUNT, cmsc=_OFFICIAL)),
-    "simclr": ("simclr", TemperatureOptions()),
-    "3kg": ("3kg", TemperatureOptions()),
+    "simclr": ("simclr", GlobalOptions()),
+    "simclr-official": ("simclr", _OWN_RANK),
+    "3kg": ("3kg", GlobalOptions()),
+    "3kg-official": ("3kg", _OWN_RANK),
 }
 
 NO_DROPOUT = {"feature_dropout": 0.0, "input_dropout": 0.0, "dropout": 0.0, "attention_dropout": 0.0}

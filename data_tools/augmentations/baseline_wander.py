@@ -2,11 +2,12 @@
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = C times the sum over k = 1..K of
 a_k cos(2 pi t k df + phi_k) with K = 3, C ~ N(1, 0.5**2), a_k ~ U(0, 0.5) mV, df ~ U(0.01, 0.2) Hz, phi_k ~ U(0, 2 pi). As in
-the official implementation, a segment has one course, which each lead scales by its own C. There each component has its own
-frequency; here the frequencies are multiples of df, as in the equation.
+the official code, a segment has one course, which each lead scales by its own C. There each component has a frequency of its
+own, a_k cos(2 pi t f_k + phi_k) with f_k ~ U(0.01, 0.2) Hz (``frequencies: independent``): none is above 0.2 Hz, whereas the
+multiples of df reach 0.6 Hz.
 """
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -15,7 +16,7 @@ from scipy.special import ndtri
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
 from data_tools.augmentations import base
 from data_tools.augmentations.noise_leads import noise_leads
-from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonics, increments
 
 
 class BaselineWander(base.Noise):
@@ -29,8 +30,10 @@ class BaselineWander(base.Noise):
     """Number of components K."""
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the amplitudes a_k, mV."""
+    frequencies: Literal["harmonic", "independent"] = "harmonic"
+    """Whether component k has frequency k df (the paper), or each component a frequency of its own (the official code)."""
     frequency_step_hz: base.NonNegativeRange = (0.01, 0.2)
-    """Range of the lowest frequency df, of which the others are multiples, Hz."""
+    """Range of the lowest frequency df, of which the others are multiples, or with independent frequencies of each, Hz."""
     scale_mean: float = 1.0
     """Mean of the factor C, which is normal and drawn for each lead."""
     scale_std: base.NonNegative = 0.5
@@ -49,15 +52,20 @@ class BaselineWander(base.Noise):
         The details are amplitudes, float32, and increments and first phases, words, [S, K, 1, 1] each.
         """
         leads, num_components = noise_leads(self._leads, consistent=self.consistent_limb_leads), self.num_components
-        words, uniform = base.draw_words(self._key("baseline wander"), segments, 2 + 2 * num_components + leads.num_sources)
-        columns = np.split(np.arange(words.shape[1]), [2, 2 + num_components, 2 + 2 * num_components])
-        _, of_amplitude, of_phase, of_scale = columns
+        sizes = np.array([1, 1, num_components, num_components, leads.num_sources, num_components - 1])
+        words, uniform = base.draw_words(self._key("baseline wander"), segments, sizes.sum())
+        _, of_step, of_amplitude, of_phase, of_scale, of_others = np.split(np.arange(sizes.sum()), sizes.cumsum()[:-1])
         scale = ndtri(uniform[:, of_scale].astype(np.float64)) * self.scale_std + self.scale_mean
         weights = leads.mix(NUMPY_OPS, scale[:, None, :, None].astype(np.float32)) * base.bernoulli(self.p, uniform[:, 0])
-        step = base.draw_between(self.frequency_step_hz, uniform[:, 1].astype(np.float64))
+        if self.frequencies == "harmonic":
+            frequency = harmonics(
+                base.draw_between(self.frequency_step_hz, uniform[:, of_step].astype(np.float64)), num_components
+            )
+        else:
+            frequency = base.draw_between(self.frequency_step_hz, uniform[:, [*of_step, *of_others]].astype(np.float64))
         amplitude = base.draw_between(self.amplitude_mv, uniform[:, of_amplitude])[..., None, None]
         phase = words[:, of_phase][..., None, None]
-        return base.NoiseDraws(weights, (amplitude, harmonic_increments(step, num_components), phase))
+        return base.NoiseDraws(weights, (amplitude, increments(frequency), phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the course of the baseline, [S, 1, 1, T]."""

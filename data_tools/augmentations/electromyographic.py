@@ -1,8 +1,9 @@
 """Electromyographic noise: the muscles' high-frequency noise.
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. Following the
-index, an amplitude is drawn for each sample, shared by all leads, and a normal number for each sample of each lead. The
-official implementation draws one amplitude for each lead and segment.
+index, an amplitude is drawn for each sample, shared by all leads, and a normal number for each sample of each lead: no lead is
+ever quiet, as the noise's rms over a segment is 0.5 / sqrt(3) = 0.29 mV in every one. The official code draws an amplitude for
+each lead and segment (``amplitude_per: lead``), so that rms is U(0, 0.5) mV: n(t) ~ N(0, a**2).
 
 All numbers are hashes of (seed, segment, row, sample), computed where the segment is. A 32-bit word gives two normal numbers
 by the Box-Muller transform: its upper half gives the radius, in steps of 2**-16 of probability and so at most 4.9, its lower
@@ -10,7 +11,7 @@ half the angle.
 """
 
 import math
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class Electromyographic(base.Noise):
     """Electromyographic noise: one wave, with a row for each lead.
 
     Q sources of noise need P = Q / 2 rows of words, rounded up: the cosines are the first P sources, the sines the others. One
-    more row gives the amplitudes.
+    more row gives the amplitudes of the samples.
     """
 
     title: ClassVar[str] = "Electromyographic noise"
@@ -34,27 +35,37 @@ class Electromyographic(base.Noise):
     """Probability that a segment has this noise."""
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the standard deviations a_t, mV."""
+    amplitude_per: Literal["sample", "lead"] = "sample"
+    """Whether each sample has a standard deviation of its own, shared by all leads (the paper), or each lead, constant over the
+    segment (the official code)."""
     consistent_limb_leads: bool = True
     """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
 
     def draw(self, segments: base.Segments) -> base.NoiseDraws:
-        """Draws which segments have noise; the detail is the key of each segment's words, a word [S, 1, 1, 1]."""
-        _, uniform = base.draw_words(self._key("electromyographic gate"), segments, 1)
+        """Draws which segments have noise, and the amplitudes of leads.
+
+        The details are the key of each segment's words, a word [S, 1, 1, 1], and the amplitudes of the sources, mV float32
+        [S, 1, Q, 1], unless they are those of samples.
+        """
+        num_sources = noise_leads(self._leads, consistent=self.consistent_limb_leads).num_sources
+        _, uniform = base.draw_words(self._key("electromyographic gate"), segments, 1 + num_sources)
         weights = base.bernoulli(self.p, uniform[:, 0]).astype(np.float32).repeat(len(self._leads), axis=2)
         keys = row_keys(self._key("electromyographic noise"), segments)
-        return base.NoiseDraws(weights, (keys[:, None, None, None],))
+        amplitude = base.draw_between(self.amplitude_mv, uniform[:, None, 1:, None])
+        return base.NoiseDraws(weights, (keys[:, None, None, None], amplitude)[: 2 if self.amplitude_per == "lead" else 1])
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
         """Returns the noise, [S, 1, C, T] mV."""
-        (key,) = details
+        key, *amplitudes = details
         leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
         num_pairs = (leads.num_sources + 1) // 2
         words = random_words(ops, key, ops.arange((1, 1, num_pairs + 1, SEGMENT_SAMPLES), key))
         pairs, last = words[:, :, 0:num_pairs], words[:, :, num_pairs : num_pairs + 1]
-        low, high = self.amplitude_mv
-        amplitude = (ops.to_float(ops.shift_right(last, 9)) + 0.5) * ((high - low) * 2.0**-23) + low
         upper = (ops.to_float(ops.shift_right(pairs, 16)) + 0.5) * 2.0**-16
-        radius = ops.math.sqrt(ops.math.log(upper) * -2.0) * amplitude
+        radius = ops.math.sqrt(ops.math.log(upper) * -2.0)
+        if not amplitudes:
+            low, high = self.amplitude_mv
+            radius = radius * ((ops.to_float(ops.shift_right(last, 9)) + 0.5) * ((high - low) * 2.0**-23) + low)
         angle = ops.to_float(pairs & ops.word(0xFFFF)) * (2 * math.pi * 2.0**-16)
-        sources = ops.concat([ops.math.cos(angle) * radius, ops.math.sin(angle) * radius], 2)
-        return leads.mix(ops, sources[:, :, 0 : leads.num_sources])
+        sources = ops.concat([ops.math.cos(angle) * radius, ops.math.sin(angle) * radius], 2)[:, :, 0 : leads.num_sources]
+        return leads.mix(ops, sources * amplitudes[0] if amplitudes else sources)

@@ -39,10 +39,14 @@ def check_harmonics(name: str, num_harmonics: int, frequency_hz: float) -> None:
         )
 
 
-def harmonic_increments(frequency: npt.NDArray[np.float64], num_harmonics: int) -> Words:
-    """Returns the phase added per sample for a frequency and its multiples: Hz float64 [S] -> words [S, K, 1, 1]."""
-    multiples = frequency[:, None] * np.arange(1, num_harmonics + 1)
-    return np.rint(multiples / SAMPLING_RATE * _TURN).astype(np.uint32)[..., None, None]
+def harmonics(frequency: npt.NDArray[np.float64], num_harmonics: int) -> npt.NDArray[np.float64]:
+    """Returns a frequency and its multiples: [S, 1] -> [S, K]."""
+    return frequency * np.arange(1, num_harmonics + 1)
+
+
+def increments(frequency: npt.NDArray[np.float64]) -> Words:
+    """Returns the phase added per sample: Hz float64 [S, K] -> words [S, K, 1, 1]."""
+    return np.rint(frequency / SAMPLING_RATE * _TURN).astype(np.uint32)[..., None, None]
 
 
 def cosines(ops: ArrayOps, increment: Array, start: Array) -> Array:

@@ -1,12 +1,13 @@
 """Powerline noise: interference from the mains.
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = sum over k = 1..K of a_k cos(2 pi t k f + phi) with
-K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). The amplitude is drawn for each lead and the phase for each segment,
-after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course with a factor for each lead. The
-official implementation draws one amplitude for all leads, and either 50 or 60 Hz.
+K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). It does not say what the leads share: here the phase, while each lead
+has an amplitude of its own, after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course with a
+factor for each lead. The official code draws one amplitude for all leads (``amplitude_per: segment``), and 50 or 60 Hz by coin
+(``frequencies_hz: [50, 60]``).
 """
 
-from typing import Annotated, ClassVar, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -14,7 +15,7 @@ from pydantic import Field, model_validator
 from data_tools.array_ops import NUMPY_OPS, Array, ArrayOps
 from data_tools.augmentations import base
 from data_tools.augmentations.noise_leads import noise_leads
-from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonic_increments
+from data_tools.augmentations.oscillations import check_harmonics, cosines, harmonics, increments
 
 
 class Powerline(base.Noise):
@@ -25,7 +26,9 @@ class Powerline(base.Noise):
     p: base.Probability = 1.0
     """Probability that a segment has this noise."""
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
-    """Range of the amplitudes a_k, drawn for each lead, mV."""
+    """Range of the amplitudes a_k, mV."""
+    amplitude_per: Literal["lead", "segment"] = "lead"
+    """Whether each lead has amplitudes of its own, or all leads of a segment have the same (the official code)."""
     frequencies_hz: Annotated[tuple[base.Positive, ...], Field(min_length=1)] = (50.0,)
     """Frequencies f of the mains, one of which is drawn for each segment, Hz."""
     num_harmonics: Annotated[int, Field(gt=0)] = 1
@@ -48,9 +51,11 @@ class Powerline(base.Noise):
         leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
         words, uniform = base.draw_words(self._key("powerline"), segments, 3 + self.num_harmonics * leads.num_sources)
         amplitude = base.draw_between(self.amplitude_mv, uniform[:, 3:]).reshape(-1, self.num_harmonics, leads.num_sources, 1)
+        if self.amplitude_per == "segment":
+            amplitude = np.broadcast_to(amplitude[:, :, :1], amplitude.shape)
         weights = leads.mix(NUMPY_OPS, amplitude) * base.bernoulli(self.p, uniform[:, 0])
         choice = (uniform[:, 1].astype(np.float64) * len(self.frequencies_hz)).astype(np.int64)
-        increment = harmonic_increments(np.array(self.frequencies_hz)[choice], self.num_harmonics)
+        increment = increments(harmonics(np.array(self.frequencies_hz)[choice, None], self.num_harmonics))
         phase = np.broadcast_to(words[:, 2, None, None, None], increment.shape)
         return base.NoiseDraws(weights, (increment, phase))
 

@@ -74,7 +74,7 @@ def _describe(choice: Augmentation) -> str:
     for name, value in choice:
         if isinstance(value, tuple):
             texts.append(f"{name} {'..'.join(f'{number:g}' for number in value)}")
-        elif not isinstance(value, bool) and (name, value) != ("p", 1):
+        elif value and not isinstance(value, bool | str) and (name, value) != ("p", 1):
             texts.append(f"{name} {value:g}")
     return ", ".join(texts)
 

@@ -78,7 +78,7 @@ class TrainOptions(Options):
     epochs: float | None = Field(None, gt=0)
     """Passes over the training split."""
     batch_size: int = Field(512, gt=0)
-    """Samples (pairs of 5-s segments, that is 10-s crops) per step, over all ranks and accumulation steps."""
+    """Samples (pairs of 5-s segments, that is 10-s crops; or segments) per step, over all ranks and accumulation steps."""
     micro_batch_size: int | Literal["auto"] | None = None
     """Samples per rank and forward pass; gradients are accumulated up to batch_size. null: no accumulation; auto: the largest
     size that fits in memory. Global objectives draw their negatives from the micro-batches of all ranks, so it affects what is

@@ -1,10 +1,12 @@
 """Configuration of pre-training."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
+
+from pydantic import model_validator
 
 from engine.config.base import RunConfig
 from engine.objectives import OBJECTIVES
-from engine.options import NamedOptions, tagged_choice
+from engine.options import NamedOptions, SampleUnit, tagged_choice
 
 if TYPE_CHECKING:
     ObjectiveChoice = NamedOptions
@@ -17,10 +19,26 @@ class PretrainConfig(RunConfig):
 
     objective: ObjectiveChoice
     """Pre-training objective and its options."""
+    sample_unit: SampleUnit = "crop"
+    """What a sample is taken from: crop, a 10-s crop, that is both of its segments (of simclr and 3kg: one, drawn for each
+    sample); or segment (the official code of w2v, simclr and 3kg): every complete 5-s segment, also one without a second."""
+    projection_init: Literal["normal", "uniform"] = "normal"
+    """Initial weights of the maps before and after the transformer (features to its width; contexts and targets of w2v to
+    final_width): normal with standard deviation 0.02, as within it, or nn.Linear's uniform ones (the official code)."""
+
+    @model_validator(mode="after")
+    def _check_sample_unit(self) -> Self:
+        units = OBJECTIVES[self.objective.name].pairs
+        if self.sample_unit not in units:
+            raise ValueError(
+                f"sample_unit={self.sample_unit} does not work with the objective {self.objective.name}, which compares the "
+                f"two segments of a crop: set sample_unit=crop"
+            )
+        return self
 
     def notices(self) -> list[str]:
         """See :class:`RunConfig`."""
-        if OBJECTIVES[self.objective.name].pair != "same" or self.data.augmentations.chosen():
+        if OBJECTIVES[self.objective.name].pairs["crop"] != "same" or self.data.augmentations.chosen():
             return []
         views = f"the objective {self.objective.name} compares two views of a segment"
         remedy = "set one, such as data.augmentations.random_lead_masking={p: 0.5}"

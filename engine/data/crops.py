@@ -6,7 +6,7 @@ import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -19,11 +19,10 @@ from data_tools.shards.manifest import SAMPLES_FILE, DatasetError
 from data_tools.shards.plans import PATIENT_COLUMN, plans_info, read_plan
 from data_tools.shards.store import ALL_LEADS, PLACE_DTYPE
 from data_tools.shards.tables import open_samples
+from engine.options import SampleUnit
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
-# What a sample is: a pair of segments, or a single one.
-SampleUnit = Literal["crop", "segment"]
 
 
 class CropStore:

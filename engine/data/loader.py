@@ -53,7 +53,7 @@ class LoaderSetup:
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
         assert self.order.num_samples == self.store.num_samples, "the sample order must have as many samples as the split"
-        assert self.store.half is None or self.transform.num_segments == 1, "segments come one at a time"
+        assert self.store.half is None or self.transform.pair != "adjacent", "segments come one at a time"
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"no CUDA device is visible, but the device is '{self.device}': set train.device=cpu")
 

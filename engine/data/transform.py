@@ -63,7 +63,7 @@ class Transform:
 
     def __init__(self, augmentations: AugmentationChain, num_leads: int, *, seed: int, pair: SegmentPair = "adjacent") -> None:
         self.augmentations = augmentations
-        self._pair = pair
+        self.pair = pair
         self._pair_key = fold_key([seed, "segment pair"])
         self._num_leads = num_leads
         self.num_segments = num_segments(pair)
@@ -86,7 +86,7 @@ class Transform:
         positions = np.arange(start, start + num_crops)
         # A single segment draws as the first one of a pair.
         segments = (_NUM_HALVES * positions[:, None] + np.arange(self.num_segments)).ravel()
-        if self._pair != "adjacent" and halves is None:
+        if self.pair != "adjacent" and halves is None:
             words, _ = draw_words(self._pair_key, positions, 1)
             halves = (words[:, 0] >> np.uint32(31)).astype(np.int32)
         by_segment = None if halves is None else halves[:, None].repeat(self.num_segments, axis=0)

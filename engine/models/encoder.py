@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from engine.models import feature_encoder, positional, transformer
 from engine.models.feature_encoder import FeatureEncoder, FeatureNorm
 from engine.models.functional import AttentionBackend
-from engine.models.layers import Dropout, LayerNorm, Linear, MaskEmbedding, scale_gradient
+from engine.models.layers import Dropout, LayerNorm, MaskEmbedding, Projection, scale_gradient
 from engine.models.positional import PositionalConvolution
 from engine.models.positional_implementations import PositionalImplementation
 from engine.models.transformer import Block
@@ -118,7 +118,7 @@ class Encoder(nn.Module):
         self.feature_encoder = FeatureEncoder(num_leads, options.feature_channels, options.feature_blocks, options.norm)
         self.feature_norm = LayerNorm(options.feature_channels)
         self.feature_dropout = Dropout(options.feature_dropout)
-        self.feature_projection = Linear(options.feature_channels, options.width)
+        self.feature_projection = Projection(options.feature_channels, options.width)
         self.input_dropout = Dropout(options.input_dropout)
         self.mask_embedding = MaskEmbedding(options.width)
         self.positional_convolution = PositionalConvolution(

@@ -30,6 +30,14 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
+class Projection(Linear):
+    """A map before or after the transformer, whose initial weights a run may choose."""
+
+    def reset_uniform(self) -> None:
+        """Draws the weights as ``nn.Linear`` does: weights and bias uniform up to 1 / sqrt(in_features)."""
+        super(Linear, self).reset_parameters()
+
+
 class Dropout(nn.Dropout):
     """``nn.Dropout`` by :func:`engine.models.functional.dropout`."""
 

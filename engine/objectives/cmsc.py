@@ -5,36 +5,30 @@ D. Kiyasseh et al., "CLOCS", https://arxiv.org/abs/2005.13249.
 Legend: N pairs of this rank, C leads, T samples.
 """
 
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
 from engine.models import Encoder, EncoderOutput
-from engine.objectives.contrast import PairForm, compare, pair_loss
-from engine.objectives.protocol import Objective
+from engine.objectives.contrast import GlobalObjective, GlobalOptions, PairForm, Positives, pair_loss
 from engine.options import Options
 
 
-class CMSCOptions(Options):
+class CMSCOptions(GlobalOptions):
     """Options of CMSC, the global objective."""
 
     form: PairForm = "ntxent"
     """Form of the loss: ntxent (the paper) or symmetric (the official code). ntxent compares each segment with all others
     of the batch; symmetric compares first segments with second segments, and vice versa."""
-    temperature: float = Field(default=0.1, gt=0)
-    """Temperature of the similarities."""
-    negatives: Literal["all_ranks", "own_rank"] = "all_ranks"
-    """Whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
-    ranks share a batch."""
-    constant_norms: bool = False
-    """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
+    positives: Positives = "pair"
+    """Positives of a segment: pair, the other segment of its crop; or all (the official code), every segment of the same
+    patient or recording (see identity) in the batch with which form compares it."""
 
 
-class CMSC(Objective):
+class CMSC(GlobalObjective):
     """The two adjacent segments of a crop attract each other and repel those of other patients.
 
-    Loss and metrics (loss_global, accuracy_global) are those of :func:`engine.objectives.contrast.pair_loss`.
+    Loss and metrics are those of :func:`engine.objectives.contrast.pair_loss`.
     """
 
     options_class: ClassVar[type[Options]] = CMSCOptions
@@ -47,12 +41,4 @@ class CMSC(Objective):
 
     def global_loss(self, output: EncoderOutput, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns loss and metrics from the encoder's output for the 2 N segments of this rank; patient int64 [N]."""
-        o = self.options
-        comparison = compare(
-            output.context,
-            patient,
-            o.temperature,
-            own_rank=o.negatives == "own_rank",
-            constant_norms=o.constant_norms,
-        )
-        return pair_loss(comparison, o.form)
+        return pair_loss(self.compare(output.context, patient), self.options.form, self.options.positives)

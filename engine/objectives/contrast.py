@@ -9,7 +9,8 @@ Rows 2 m and 2 m + 1 of the batch are the two segments of pair m.
 Legend: N pairs of this rank, M pairs of all ranks, T tokens, D width.
 """
 
-from typing import Literal, NamedTuple
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field
@@ -17,19 +18,30 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from engine.collectives import gather_ranks, rank
+from engine.models import EncoderOptions
+from engine.objectives.protocol import Identity, Objective
 from engine.options import Options
 
 PairForm = Literal["ntxent", "symmetric"]
+Positives = Literal["pair", "all"]
 
 # Smallest norm to divide by, from the official code.
 _EPS = 1e-8
 
 
-class TemperatureOptions(Options):
-    """Options of an objective that compares two views of a segment."""
+class GlobalOptions(Options):
+    """Options of every global objective."""
 
     temperature: float = Field(default=0.1, gt=0)
     """Temperature tau, by which cosine similarities are divided."""
+    negatives: Literal["all_ranks", "own_rank"] = "all_ranks"
+    """Whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
+    samples a rank has in a micro-batch."""
+    constant_norms: bool = False
+    """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
+    identity: Identity = "patient"
+    """Whose other segments are not negatives: those of the same patient, of the same recording (the official code), or none but
+    the pair's own: pair (the official code of SimCLR)."""
 
 
 class Comparison(NamedTuple):
@@ -43,6 +55,25 @@ class Comparison(NamedTuple):
     """int64 [2 N]."""
     key_patient: Tensor
     """int64 [2 M]."""
+    metrics: Mapping[str, Tensor] = {}
+    """What shows a collapse, see :func:`pair_loss`."""
+
+
+class GlobalObjective(Objective):
+    """An objective that compares segments."""
+
+    options_class: ClassVar[type[Options]] = GlobalOptions
+    options: GlobalOptions
+
+    def __init__(self, options: GlobalOptions, encoder_options: EncoderOptions) -> None:
+        super().__init__(options, encoder_options)
+        self.identity = options.identity
+
+    def compare(self, context: Tensor, patient: Tensor) -> Comparison:
+        """Compares this rank's segments as the options say: the encoder's output [2 N, T, D] and patients int64 [N]."""
+        o = self.options
+        own_rank = o.negatives == "own_rank"
+        return compare(context, patient, o.temperature, own_rank=own_rank, constant_norms=o.constant_norms)
 
 
 def compare(
@@ -68,43 +99,58 @@ def compare(
     if not own_rank:
         anchor = anchor + rank() * anchors.shape[0]
         keys, key_patient = gather_ranks(anchors), gather_ranks(anchor_patient)
-    return Comparison(anchors @ keys.T / temperature, anchor, anchor_patient, key_patient)
+    logits = anchors @ keys.T / temperature
+
+    cosines = logits.detach() * temperature
+    is_other = key_patient != anchor_patient[:, None]
+    metrics = {
+        "cosine_pairs": cosines.gather(1, (anchor ^ 1)[:, None]).mean(),
+        "cosine_patients": ((cosines * is_other).sum(1) / is_other.sum(1).clamp(min=1)).mean(),
+        "variance_per_dimension": keys.detach().var(0, correction=0).mean(),
+    }
+    return Comparison(logits, anchor, anchor_patient, key_patient, metrics)
 
 
-def pair_candidates(comparison: Comparison, form: PairForm) -> Tensor:
-    """Returns the keys in the denominator of each anchor: its positive (the other segment of its pair) and its negatives.
+def pair_candidates(comparison: Comparison, form: PairForm, positives: Positives = "pair") -> tuple[Tensor, Tensor]:
+    """Returns the positives of each anchor, and the keys in the denominator of its loss: its positives and its negatives.
 
-    Other segments of the anchor's patient are neither positive nor negative.
+    With one positive, other segments of the anchor's patient are neither positive nor negative.
 
     Returns:
-        bool [2 N, 2 M].
+        Positives and candidates, bool [2 N, 2 M] each.
     """
     anchor, key_patient = comparison.anchor, comparison.key_patient
     key = torch.arange(key_patient.shape[0], device=key_patient.device)
-    positive = key == (anchor ^ 1)[:, None]
-    candidates = positive | (key_patient != comparison.anchor_patient[:, None])
+    is_other = key_patient != comparison.anchor_patient[:, None]
+    is_positive = key == (anchor ^ 1)[:, None] if positives == "pair" else ~is_other & (key != anchor[:, None])
     if form == "symmetric":
-        candidates = candidates & (key % 2 != (anchor % 2)[:, None])
-    return candidates
+        is_compared = key % 2 != (anchor % 2)[:, None]
+        is_positive, is_other = is_positive & is_compared, is_other & is_compared
+    return is_positive, is_positive | is_other
 
 
-def pair_loss(comparison: Comparison, form: PairForm) -> tuple[Tensor, dict[str, Tensor]]:
+def pair_loss(comparison: Comparison, form: PairForm, positives: Positives = "pair") -> tuple[Tensor, dict[str, Tensor]]:
     """The two segments of a pair attract each other and repel those of other patients.
 
     The loss is the mean over segments of the cross-entropy of the other segment of the pair. Its alternatives are, with
     ``ntxent``, all other segments of the batch, and with ``symmetric`` all segments on the other side of a pair (first or
-    second), which makes it the mean of both directions.
+    second), which makes it the mean of both directions. With several positives it is the mean of their cross-entropies, with
+    all of them among the alternatives, as in the official code at the paper's time.
 
     Returns:
-        This rank's loss, and the metrics loss_global and accuracy_global, the fraction of segments whose positive scores higher
-        than every negative.
+        This rank's loss, and its metrics: loss_global; chance_global, the loss if all segments were alike; accuracy_global, the
+        fraction of segments whose positive (or the mean of its positives) scores higher than every negative; cosine_pairs and
+        cosine_patients, the mean cosine of two segments of a pair and of different patients; and variance_per_dimension, of the
+        normalized vectors in the batch, at most 1 / D. A collapsed objective has cosines of 1 and no variance.
     """
-    candidates = pair_candidates(comparison, form)
-    positive_row = (comparison.anchor ^ 1)[:, None]
-    positive = comparison.logits.gather(1, positive_row)[:, 0]
-    loss = (torch.logsumexp(comparison.logits.masked_fill(~candidates, float("-inf")), dim=1) - positive).mean()
+    is_positive, candidates = pair_candidates(comparison, form, positives)
+    score = (comparison.logits * is_positive).sum(1) / is_positive.sum(1)
+    loss = (torch.logsumexp(comparison.logits.masked_fill(~candidates, float("-inf")), dim=1) - score).mean()
 
-    is_negative = candidates.scatter(1, positive_row, value=False)
-    hardest = comparison.logits.detach().masked_fill(~is_negative, float("-inf")).amax(1)
-    accuracy = (positive.detach() > hardest).float().mean()
-    return loss, {"loss_global": loss.detach(), "accuracy_global": accuracy}
+    hardest = comparison.logits.detach().masked_fill(is_positive | ~candidates, float("-inf")).amax(1)
+    metrics = {
+        "loss_global": loss.detach(),
+        "chance_global": candidates.sum(1).log().mean(),
+        "accuracy_global": (score.detach() > hardest).float().mean(),
+    }
+    return loss, {**metrics, **comparison.metrics}

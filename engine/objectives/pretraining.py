@@ -7,7 +7,7 @@ from engine.objectives.protocol import DrawKeys, Objective
 
 
 class PretrainingModel(nn.Module):
-    """Encoder and objective: a batch of pairs to a loss.
+    """Encoder and objective: a batch of samples to a loss.
 
     Args:
         encoder: the encoder.
@@ -26,20 +26,21 @@ class PretrainingModel(nn.Module):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Computes the loss of this rank's pairs.
 
-        Every rank must have the same number of pairs. The draws are a pure function of seed, step and row.
+        Every rank must have the same number of samples. The draws are a pure function of seed, step and row.
 
         Args:
-            segments: [N, 2, C, T] in mV, N pairs of segments; the model computes in their dtype (fp32 or bf16).
-            patient: int64 [N], patient numbers.
+            segments: [N, I, C, T] in mV, the segments of N samples; the model computes in their dtype (fp32 or bf16).
+            patient: int64 [N], patient numbers, or what else the objective's ``identity`` says.
             step: number of the optimizer step, from 0; determines the draws and the quantizer's temperature.
-            row0: row of this rank's first pair in the step's global batch; micro-batches of a step have different rows.
+            row0: row of this rank's first sample in the step's global batch; micro-batches of a step have different rows.
 
         Returns:
             fp32 scalar loss and detached scalar metrics; their means over ranks are those of the global batch.
         """
         num_tokens = self.encoder.num_tokens(segments.shape[-1])
-        keys = DrawKeys(self.seed, step, row0)
-        draws = self.objective.draw(keys, 2 * segments.shape[0], num_tokens, segments.device)
+        num_segments = segments.shape[1]  # of a sample
+        keys = DrawKeys(self.seed, step, num_segments * row0)
+        draws = self.objective.draw(keys, num_segments * segments.shape[0], num_tokens, segments.device)
         loss, metrics = self.objective(self.encoder, segments, patient, draws)
         return loss, metrics
 

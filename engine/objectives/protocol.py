@@ -3,11 +3,12 @@
 A new objective needs a file with its options and a subclass of :class:`Objective`, a line in ``OBJECTIVES``
 (``engine/objectives/__init__.py``), a float64 reference in the tests, and a preset; see the walk-through in CONTRIBUTING.md.
 
-Legend: N pairs (10-s crops) of this rank, C leads, T samples of a segment.
+Legend: N samples of this rank, I segments of each (a pair of them, or one), C leads, T samples of a segment.
 """
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,10 @@ from torch import Tensor, nn
 from engine.collectives import rank
 from engine.counter_rng import fold_key, row_keys
 from engine.models import Encoder, EncoderOptions
-from engine.options import Options, SegmentPair
+from engine.options import Options, SampleUnit, SegmentPair
+
+# Whose segments a global objective does not contrast: a patient's, a recording's, or those of one pair only.
+Identity = Literal["patient", "recording", "pair"]
 
 
 class DrawKeys(NamedTuple):
@@ -25,7 +29,7 @@ class DrawKeys(NamedTuple):
     step: int | Tensor
     """Number of the optimizer step; with a tensor a compiled graph is not recompiled."""
     row0: int | Tensor
-    """Row of this rank's first pair in the step's global batch."""
+    """Row of this rank's first segment in the step's global batch."""
 
     def key(self, stream: str, device: torch.device) -> Tensor:
         """Returns the key of a stream of random numbers at this step: int32 scalar on the device."""
@@ -39,12 +43,12 @@ class DrawKeys(NamedTuple):
         return torch.full((), self.step, dtype=torch.int64, device=device)
 
     def segment_rows(self, num_segments: int, device: torch.device) -> Tensor:
-        """Returns global row numbers of this rank's segments (two per pair): int64 [num_segments]."""
-        return torch.arange(num_segments, device=device) + 2 * self.row0
+        """Returns global row numbers of this rank's segments: int64 [num_segments]."""
+        return torch.arange(num_segments, device=device) + self.row0
 
     def batch_row(self, num_segments: int, device: torch.device) -> Tensor:
         """Returns the row of the first segment of all ranks, int64 [1], for what is drawn once for all ranks."""
-        return torch.zeros(1, dtype=torch.int64, device=device) + 2 * self.row0 - rank() * num_segments
+        return torch.zeros(1, dtype=torch.int64, device=device) + self.row0 - rank() * num_segments
 
 
 class Objective(nn.Module, ABC):
@@ -57,8 +61,10 @@ class Objective(nn.Module, ABC):
     """
 
     options_class: ClassVar[type[Options]]
-    pair: ClassVar[SegmentPair] = "adjacent"
-    """Which two segments of a crop form a pair."""
+    pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "adjacent"}
+    """What a sample may be taken from -> which segments it holds."""
+    identity: Identity = "patient"
+    """What the argument ``patient`` of :meth:`forward` numbers."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         del encoder_options  # for the heads of a subclass
@@ -70,7 +76,7 @@ class Objective(nn.Module, ABC):
 
         Args:
             keys: seed, step and row in the global batch.
-            num_segments: number of segments of this rank, two per pair.
+            num_segments: number of segments of this rank.
             num_tokens: number of tokens per segment.
             device: device of the draws.
         """
@@ -81,8 +87,8 @@ class Objective(nn.Module, ABC):
 
         Args:
             encoder: the encoder, which this method runs.
-            segments: [N, 2, C, T] in mV, two segments per crop, paired as in :attr:`pair`.
-            patient: int64 [N], the number of each crop's patient.
+            segments: [N, I, C, T] in mV, the segments of each sample, chosen as in :attr:`pairs`.
+            patient: int64 [N], the number of each sample's patient, or what else :attr:`identity` says.
             draws: result of :meth:`draw`.
 
         Returns:

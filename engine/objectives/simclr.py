@@ -6,30 +6,28 @@ equation 1. As in the official code there is no projection head: the mean output
 Legend: N pairs of this rank, C leads, T samples.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from torch import Tensor
 
 from engine.models import Encoder
-from engine.objectives.contrast import TemperatureOptions, compare, pair_loss
-from engine.objectives.protocol import Objective
-from engine.options import Options, SegmentPair
+from engine.objectives.contrast import GlobalObjective, pair_loss
+from engine.options import SampleUnit, SegmentPair
 
 
-class SimCLR(Objective):
+class SimCLR(GlobalObjective):
     """The two views of a segment attract each other and repel those of other patients.
 
-    The loader's augmentations make the views; without any both are equal, and there is little to learn. Loss and metrics
-    (loss_global, accuracy_global) are those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``. Unlike in
-    SimCLR, which knows no patients, other segments of the same patient are not negatives.
+    The loader's augmentations make the views; without any both are equal, and there is little to learn. Loss and metrics are
+    those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``. SimCLR knows no patients: its own form, and
+    that of the official code, is ``identity: pair``, in which other segments of the patient are negatives too.
     """
 
-    options_class: ClassVar[type[Options]] = TemperatureOptions
-    pair: ClassVar[SegmentPair] = "same"
-    options: TemperatureOptions
+    pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "same", "segment": "same"}
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; views are encoded without masking."""
         del draws
         output = encoder(segments.flatten(0, 1))
-        return pair_loss(compare(output.context, patient, self.options.temperature), "ntxent")
+        return pair_loss(self.compare(output.context, patient), "ntxent")

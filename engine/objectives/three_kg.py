@@ -7,6 +7,7 @@ https://arxiv.org/abs/2106.04452, with the loss of the paper's official code. Th
 Legend: N pairs of this rank, C leads, T samples.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -15,29 +16,26 @@ from torch.nn import functional as F
 
 from engine.collectives import sum_over_ranks, world_size
 from engine.models import Encoder
-from engine.objectives.contrast import Comparison, TemperatureOptions, compare
-from engine.objectives.protocol import Objective
-from engine.options import Options, SegmentPair
+from engine.objectives.contrast import Comparison, GlobalObjective
+from engine.options import SampleUnit, SegmentPair
 
 
-class ThreeKG(Objective):
+class ThreeKG(GlobalObjective):
     """Views of one patient attract each other and repel those of other patients.
 
     loss = mean over all ordered pairs of views of one patient in the batch of the cross-entropy of the second view against
     all views of other patients, at the first; cosine similarity over tau. So each positive stands alone against the
-    negatives, as in the official code. Metrics: loss_global; accuracy_global, the share of those pairs in which the second
-    view beats every negative.
+    negatives, as in the official code. Metrics are those of :func:`engine.objectives.contrast.pair_loss`, where accuracy_global
+    is the share of those pairs in which the second view beats every negative.
     """
 
-    options_class: ClassVar[type[Options]] = TemperatureOptions
-    pair: ClassVar[SegmentPair] = "same"
-    options: TemperatureOptions
+    pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "same", "segment": "same"}
 
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; the views are encoded without masking."""
         del draws
         output = encoder(segments.flatten(0, 1))
-        return patient_loss(compare(output.context, patient, self.options.temperature))
+        return patient_loss(self.compare(output.context, patient))
 
 
 def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
@@ -59,4 +57,6 @@ def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
     loss = (F.softplus(negatives - logits) * share).sum()
     hardest = logits.detach().masked_fill(same_patient, lowest).amax(1, keepdim=True)
     accuracy = ((logits.detach() > hardest) * share).sum()
-    return loss, {"loss_global": loss.detach(), "accuracy_global": accuracy}
+    chance = ((~same_patient).sum(1, keepdim=True).log1p() * share).sum()
+    metrics = {"loss_global": loss.detach(), "chance_global": chance, "accuracy_global": accuracy}
+    return loss, {**metrics, **comparison.metrics}

@@ -3,10 +3,11 @@
 Equations 1 and 2 of the paper; the diversity loss is from A. Baevski et al., "wav2vec 2.0", https://arxiv.org/abs/2006.11477,
 and the penalty on the features from the official code.
 
-Legend: N pairs, S = 2 N segments, C leads, T tokens, G groups, V codes per group, E final width.
+Legend: S segments, C leads, T tokens, G groups, V codes per group, E final width.
 """
 
 import math
+from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
@@ -17,11 +18,11 @@ from torch.nn import functional as F
 from engine.collectives import sum_over_ranks, world_size
 from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
-from engine.models.layers import Linear
+from engine.models.layers import Projection
 from engine.objectives.masking import counted_span_mask, span_mask, token_weights
 from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
 from engine.objectives.protocol import DrawKeys, Objective
-from engine.options import Options
+from engine.options import Options, SampleUnit, SegmentPair
 
 Masking = Literal["independent_starts", "fixed_count"]
 MIN_SPANS = 2  # per segment, with ``fixed_count``
@@ -109,6 +110,7 @@ class W2V(Objective):
     """
 
     options_class: ClassVar[type[Options]] = W2VOptions
+    pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "adjacent", "segment": "single"}
     options: W2VOptions
 
     def __init__(self, options: W2VOptions, encoder_options: EncoderOptions) -> None:
@@ -116,8 +118,8 @@ class W2V(Objective):
         self.num_features = encoder_options.feature_channels
         self.width = encoder_options.width
         self.quantizer = GumbelQuantizer(self.num_features, options.num_codebooks, options.num_codes, options.code_width)
-        self.target_projection = Linear(options.code_width, options.final_width)
-        self.context_projection = Linear(self.width, options.final_width)
+        self.target_projection = Projection(options.code_width, options.final_width)
+        self.context_projection = Projection(self.width, options.final_width)
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> W2VDraws:
         """Draws masks, negatives and, in training, Gumbel noise."""

@@ -33,6 +33,7 @@ class W2VCMSC(Objective):
         super().__init__(options, encoder_options)
         self.w2v = W2V(options.w2v, encoder_options)
         self.cmsc = CMSC(options.cmsc, encoder_options)
+        self.identity = self.cmsc.identity
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> W2VDraws:
         """Draws for the local objective; the global one needs nothing."""

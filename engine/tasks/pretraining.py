@@ -11,8 +11,10 @@ from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
-from engine.data import Batch, Split
+from engine.data import Batch, CropStore, Split
+from engine.data.batch import num_segments
 from engine.models import Encoder
+from engine.models.layers import Projection
 from engine.objectives import OBJECTIVES, PretrainingModel
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
@@ -37,8 +39,12 @@ class PretrainingTask(Task):
         objective = objective_class(config.objective, config.model)
         encoder = Encoder(config.model, config.num_leads, config.compute)
         self.model: PretrainingModel = PretrainingModel(encoder, objective, seed=config.seed)
+        if config.projection_init == "uniform":
+            for module in self.model.modules():
+                if isinstance(module, Projection):
+                    module.reset_uniform()
         self.name = config.objective.name
-        self.pair = objective_class.pair
+        self.pair = objective_class.pairs[config.sample_unit]
 
     @classmethod
     def open_splits(cls, config: PretrainConfig, dataset: Dataset) -> dict[str, Split]:
@@ -47,7 +53,8 @@ class PretrainingTask(Task):
         Raises:
             UserError: a split contains such crops.
         """
-        splits = super().open_splits(config, dataset)
+        names, unit, plan = cls.split_names(config, dataset), config.sample_unit, config.data.plan
+        splits = {name: Split(CropStore(dataset, split, unit=unit, plan=plan)) for name, split in names.items()}
         is_held_out = held_out(dataset)
         for split in splits.values():
             store = split.store
@@ -58,14 +65,15 @@ class PretrainingTask(Task):
                     "set data.plan=pretrain" if "pretrain" in plans else f"choose a plan with data.plan: {', '.join(plans)}"
                 )
                 raise UserError(
-                    f"{dataset.path}: {len(rows)} of {store.num_samples} crops of split '{store.split}' are held out from "
+                    f"{dataset.path}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out from "
                     f"pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
                 )
         return splits
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""
-        loss, metrics = model(batch.segments, batch.patient, step, row0)
+        numbers = {"patient": batch.patient, "recording": batch.recording, "pair": batch.position}
+        loss, metrics = model(batch.segments, numbers[self.model.objective.identity], step, row0)
         return StepOutput(loss, metrics)
 
     def after_step(self, model: Any, step: int) -> None:
@@ -78,5 +86,5 @@ class PretrainingTask(Task):
         return MeanEvaluator(num_batches)
 
     def flops_per_sample(self) -> float:
-        """See :class:`Task`; a sample is two segments."""
-        return 2 * self.model.flops_per_segment(SEGMENT_SAMPLES)
+        """See :class:`Task`."""
+        return num_segments(self.pair) * self.model.flops_per_segment(SEGMENT_SAMPLES)

@@ -1,6 +1,7 @@
 """Loss and gradient of a global batch do not depend on how many ranks share it."""
 
 import pytest
+import reference_losses
 import torch
 from distributed_helpers import run_ranks
 from tiny_model import EVERY_OBJECTIVE, random_batch, tiny_model
@@ -10,8 +11,8 @@ from engine.collectives import gather_ranks, min_over_ranks, rank, sum_over_rank
 from engine.objectives import DrawKeys
 from engine.objectives.w2v_cmsc import W2VCMSC
 
-OWN_RANK = "w2v_cmsc-official"  # its global loss uses negatives of its own rank only
-CASES = [case for case in EVERY_OBJECTIVE if case != OWN_RANK]
+OWN_RANK = [case for case in EVERY_OBJECTIVE if case.endswith("official")]  # negatives of its own rank only
+CASES = [case for case in EVERY_OBJECTIVE if case not in OWN_RANK]
 NUM_PAIRS = 6
 STEP, ROW0 = 11, 24
 
@@ -32,9 +33,9 @@ def run_case(case: str, pairs: slice) -> Result:
 
 def run_every_case(rank: int, num_ranks: int) -> list[Result]:
     pairs_per_rank = NUM_PAIRS // num_ranks
-    keys = DrawKeys(0, STEP, ROW0 + rank * pairs_per_rank)
+    keys = DrawKeys(0, STEP, 2 * (ROW0 + rank * pairs_per_rank))
     assert keys.batch_row(2 * pairs_per_rank, torch.device("cpu")).tolist() == [2 * ROW0], "the same on every rank"
-    return [run_case(case, slice(rank * pairs_per_rank, (rank + 1) * pairs_per_rank)) for case in [*CASES, OWN_RANK]]
+    return [run_case(case, slice(rank * pairs_per_rank, (rank + 1) * pairs_per_rank)) for case in [*CASES, *OWN_RANK]]
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +57,38 @@ def test_means_over_ranks_equal_the_results_of_one_process(results: list[list[Re
     assert error.norm() <= 3e-6 * expected_gradient.norm()
 
 
+def metrics_of_each_rank(results: list[list[Result]], case: str) -> list[dict[str, float]]:
+    return [result[[*CASES, *OWN_RANK].index(case)][1] for result in results]
+
+
+@pytest.mark.parametrize("case", [case for case in OWN_RANK if not case.startswith("w2v")])
+def test_global_losses_with_own_rank_negatives_equal_the_reference(results: list[list[Result]], case: str) -> None:
+    """The loss of all ranks is the mean of the figures of each; of 3KG, of all pairs of views of one patient."""
+    segments, patient = random_batch(NUM_PAIRS)
+    figures = []
+    for own in (slice(0, 3), slice(3, 6)):
+        pooled = tiny_model(case).encoder(segments[own].flatten(0, 1)).context.mean(1).double()
+        if case.startswith("3kg"):
+            patients = patient[own].repeat_interleave(2)
+            num_positives = int((patients == patients[:, None]).sum()) - len(patients)
+            figures.append((num_positives, reference_losses.patient_loss(pooled, patients, 0.1).item()))
+        else:
+            form, positives = ("symmetric", "all") if case.startswith("cmsc") else ("ntxent", "pair")
+            figures.append((1, reference_losses.global_loss(pooled, patient[own], form, 0.1, positives).item()))
+    expected = sum(weight * figure for weight, figure in figures) / sum(weight for weight, _ in figures)
+    losses = [metrics["loss_global"] for metrics in metrics_of_each_rank(results, case)]
+    assert sum(losses) / 2 == pytest.approx(expected, rel=1e-5)
+
+
 def test_own_rank_negatives_give_each_rank_its_own_global_loss(results: list[list[Result]]) -> None:
-    both = (metrics for _, metrics, _ in (result[-1] for result in results))
-    for number, metrics in enumerate(both):
+    case = "w2v_cmsc-official"
+    for number, metrics in enumerate(metrics_of_each_rank(results, case)):
         pairs = slice(number * NUM_PAIRS // 2, (number + 1) * NUM_PAIRS // 2)
-        model = tiny_model(OWN_RANK)
+        model = tiny_model(case)
         segments, patient = random_batch(NUM_PAIRS)
         # Masks are still those of the whole batch, trimmed to the segment with the fewest masked tokens.
         draws = model.objective.draw(
-            DrawKeys(model.seed, STEP, ROW0), 2 * NUM_PAIRS, model.encoder.num_tokens(640), patient.device
+            DrawKeys(model.seed, STEP, 2 * ROW0), 2 * NUM_PAIRS, model.encoder.num_tokens(640), patient.device
         )
         mask = draws.mask[2 * pairs.start : 2 * pairs.stop]
         output = model.encoder(segments[pairs].flatten(0, 1), mask)

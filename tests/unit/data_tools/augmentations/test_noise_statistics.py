@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from reference_augmentations import OFFICIAL
 from scipy import stats
 
 from data_tools.array_ops import NUMPY_OPS
@@ -118,23 +119,97 @@ def shift_statistics(**options: Any) -> Statistics:
     }
 
 
+def official_powerline_statistics(**options: Any) -> Statistics:
+    _, (weights, (increment, phase)) = draw("powerline", **{**OFFICIAL["powerline"], **options})
+    amplitude = weights[:, 0, SOURCES, 0]
+    hertz = np.rint(increment / TURN * 500 * 1000) / 1000
+    num_60_hz = int((hertz == 60).sum())
+    return {
+        "amplitude": follows_uniform(amplitude[:, 0], 0, 0.5),
+        "one amplitude": float((amplitude == amplitude[:, :1]).all()),
+        "50 or 60 Hz": float(set(np.unique(hertz)) == {50, 60}),
+        "coin": float(stats.binomtest(num_60_hz, len(hertz)).pvalue),
+        "phase": follows_uniform(phase / TURN, 0, 1),
+        "everything": independent(np.stack([amplitude[:, 0], phase.ravel() / TURN, hertz.ravel()], 1)),
+    }
+
+
+def official_electromyographic_statistics(**options: Any) -> Statistics:
+    noise, draws = draw("electromyographic", **{**OFFICIAL["electromyographic"], **options})
+    amplitude = draws.details[1][:, 0, :, 0]
+    computed = noise.waves(NUMPY_OPS, *(detail[:40] for detail in draws.details))[:, 0, SOURCES].astype(np.float64)
+    normal = computed / amplitude[:40, :, None]
+    halves = np.sqrt((computed**2).reshape(40, 8, 2, -1).mean(axis=-1))
+    power = np.abs(np.fft.rfft(normal)[..., 1:1251]) ** 2
+    return {
+        "amplitude": follows_uniform(amplitude, 0, 0.5),
+        "amplitudes of leads": independent(amplitude),
+        # In half of a segment the root mean square of 1,250 normal numbers is within 5 standard errors of 0.02.
+        "constant over the segment": float(np.abs(halves[..., 0] / halves[..., 1] - 1).max() < 5 * 0.028),
+        "normal": float(stats.kstest(normal[..., ::7].ravel(), stats.norm.cdf).pvalue),
+        "white": float(stats.chisquare(power.reshape(-1, 5, 250).sum(axis=(0, 2)) / power.mean()).pvalue),
+        "leads": independent(normal.transpose(0, 2, 1).reshape(-1, 8)),
+        "root mean square of a lead": follows_uniform(np.sqrt((computed**2).mean(axis=-1)), 0, 0.5),
+    }
+
+
+def official_wander_statistics(**options: Any) -> Statistics:
+    _, draws = draw("baseline_wander", **{**OFFICIAL["baseline_wander"], **options})
+    amplitude, increment, phase = (detail[..., 0, 0] for detail in draws.details)
+    scale, hertz = draws.weights[:, 0, SOURCES, 0], increment / TURN * 500
+    return {
+        "number of components": float(amplitude.shape[1] == 3),
+        "amplitude": follows_uniform(amplitude, 0, 0.5),
+        "frequency": follows_uniform(hertz, 0.01, 0.2),
+        "phase": follows_uniform(phase / TURN, 0, 1),
+        "scale": float(stats.kstest(scale.ravel(), stats.norm(1, 0.5).cdf).pvalue),
+        "everything": independent(np.concatenate([amplitude, phase / TURN, scale, hertz], 1)),
+    }
+
+
+def official_shift_statistics(**options: Any) -> Statistics:
+    noise, draws = draw("baseline_shift", **{**OFFICIAL["baseline_shift"], **options})
+    steps = noise.waves(NUMPY_OPS, *draws.details)[:, 0, 0]
+    offset = draws.weights[:, 0, SOURCES, 0].astype(np.float64)
+    is_up, shared = offset > 0, np.where(offset > 0, 1, -1) - offset  # s = 1 or -1, and u
+    length, first = steps.sum(axis=-1), steps.argmax(axis=-1)
+    jitter = np.random.default_rng(2).uniform(size=(2, *length.shape))  # makes whole numbers continuous
+    place = (first + jitter[1]) / (T - length + 1)
+    squares = (((length / T - 0.2) / 0.04) ** 2).sum()
+    return {
+        "u": follows_uniform(shared[:, 0], 0, 0.25),
+        "one u": float(np.ptp(shared, axis=1).max() < 1e-6),
+        "coin": float(stats.binomtest(int(is_up.sum()), is_up.size).pvalue),
+        "one span": float(steps.shape == (len(SEGMENTS), T) and (np.diff(steps) != 0).sum(axis=-1).max() <= 2),
+        "span": float(stats.kstest((length - 0.5 + jitter[0]) / T, stats.norm(0.2, 0.04).cdf).pvalue),
+        "spread of spans": 2 * float(min(stats.chi2.cdf(squares, len(length)), stats.chi2.sf(squares, len(length)))),
+        "place": follows_uniform(place, 0, 1),
+        "everything": independent(np.concatenate([is_up, shared[:, :1], np.stack([length, place], 1)], 1).astype(np.float64)),
+    }
+
+
 STATISTICS = {
     "powerline": powerline_statistics,
     "electromyographic": electromyographic_statistics,
     "baseline_wander": wander_statistics,
     "baseline_shift": shift_statistics,
+    "official powerline": official_powerline_statistics,
+    "official electromyographic": official_electromyographic_statistics,
+    "official baseline_wander": official_wander_statistics,
+    "official baseline_shift": official_shift_statistics,
 }
 
 
 @pytest.mark.parametrize("name", STATISTICS)
-def test_noise_is_distributed_as_the_paper_says(name: str) -> None:
+def test_noise_is_distributed_as_the_paper_or_the_official_code_says(name: str) -> None:
     for statistic, value in STATISTICS[name]().items():
         assert value > SIGNIFICANCE, f"{statistic}: {value}"
 
 
 def test_augmentations_draw_independently_of_each_other_and_of_the_next_segment() -> None:
     """The first lead's draws, and the key of the electromyographic noise, of each segment and of the one after it."""
-    options = {name: {} if name in {"vcg_transform", *STATISTICS} - {"electromyographic"} else {"p": 0.5} for name in NAMES}
+    with_p = {"electromyographic", "random_lead_masking", "time_mask"}
+    options = {name: {"p": 0.5} if name in with_p else {} for name in NAMES}
     columns: list[Values] = []
     for augmentation in make_augmentations(AugmentationOptions.model_validate(options), 3, range(12)):
         if isinstance(augmentation, Noise):
@@ -172,6 +247,26 @@ OFF = [
     ("baseline_shift", {"offset_mv": [-0.5, 0.45]}, "offset"),
     ("baseline_shift", {"span": [0, 0.9]}, "span"),
     ("baseline_shift", {"span": [0.1, 1]}, "span"),
+    ("official powerline", {"amplitude_mv": [0, 0.55]}, "amplitude"),
+    ("official powerline", {"amplitude_mv": [0, 0.45]}, "amplitude"),
+    ("official powerline", {"amplitude_per": "lead"}, "one amplitude"),
+    ("official powerline", {"frequencies_hz": [50, 66]}, "50 or 60 Hz"),
+    ("official powerline", {"frequencies_hz": [50, 50, 60]}, "coin"),
+    ("official electromyographic", {"amplitude_mv": [0, 0.55]}, "amplitude"),
+    ("official electromyographic", {"amplitude_mv": [0.05, 0.5]}, "amplitude"),
+    ("official baseline_wander", {"amplitude_mv": [0, 0.45]}, "amplitude"),
+    ("official baseline_wander", {"frequency_step_hz": [0.01, 0.22]}, "frequency"),
+    ("official baseline_wander", {"frequency_step_hz": [0.01, 0.18]}, "frequency"),
+    ("official baseline_wander", {"frequencies": "harmonic"}, "frequency"),
+    ("official baseline_wander", {"scale_mean": 0.9}, "scale"),
+    ("official baseline_wander", {"scale_std": 0.45}, "scale"),
+    ("official baseline_shift", {"jump_mv": 1.1}, "u"),
+    ("official baseline_shift", {"jump_mv": 0.9}, "u"),
+    ("official baseline_shift", {"offset_mv": [-0.275, 0]}, "u"),
+    ("official baseline_shift", {"offset_mv": [-0.225, 0]}, "u"),
+    ("official baseline_shift", {"span_normal": [0.22, 0.04]}, "span"),
+    ("official baseline_shift", {"span_normal": [0.2, 0.044]}, "spread of spans"),
+    ("official baseline_shift", {"span_normal": [0.2, 0.036]}, "spread of spans"),
 ]
 
 

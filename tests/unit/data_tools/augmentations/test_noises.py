@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from pydantic import ValidationError
 from reference_augmentations import NOISES as REFERENCES
-from reference_augmentations import consistent_limb_leads, electromyographic, reference_noise
+from reference_augmentations import OFFICIAL, consistent_limb_leads, electromyographic, official_noise, reference_noise
 
 from data_tools.array_ops import NUMPY_OPS
 from data_tools.augmentations import AugmentationOptions, base, make_augmentations
@@ -73,12 +73,23 @@ def test_other_options_follow_the_specification_too() -> None:
     np.testing.assert_allclose(compute(noise, draws), electromyographic(draws, 12, (1, 3)), rtol=0, atol=4e-5)
 
 
+@pytest.mark.parametrize("without", [set(), {"baseline_shift"}], ids=["physio4", "physio3"])
+def test_the_official_noises_are_those_of_the_official_code(without: set[str]) -> None:
+    """Whose code adds them to a signal one after another, and each time derives limb leads again."""
+    names = [name for name in OFFICIAL if name in NOISES and name not in without]
+    signal = consistent_limb_leads(np.random.default_rng(0).normal(size=(24, 12, T)))
+    noises = {name: make(name, **OFFICIAL[name]) for name in names}
+    draws = {name: noise.draw(np.arange(1000, 1024)) for name, noise in noises.items()}
+    computed = signal + sum(compute(noises[name], draws[name]) for name in names)
+    np.testing.assert_allclose(computed, official_noise(signal, draws), rtol=0, atol=2e-5)
+
+
 @pytest.mark.parametrize("name", NOISES)
 @pytest.mark.parametrize("leads", [range(12), [0, 1], [5], [2, 7], [6, 9, 11]], ids=str)
 @pytest.mark.parametrize("consistent", [True, False])
 def test_torch_computes_the_same(name: str, leads: Sequence[int], consistent: bool) -> None:
-    options = {} if name == "baseline_shift" else {"consistent_limb_leads": consistent}
-    noise = make(name, leads=leads, **options)
+    options = OFFICIAL[name] if name == "baseline_shift" or not consistent else {}
+    noise = make(name, leads=leads, **{**options, "consistent_limb_leads": consistent})
     draws = noise.draw(np.arange(7, 11))
     computed = noise.waves(TORCH_OPS, *map(as_tensor, draws.details))
     assert computed.dtype == torch.float32
@@ -154,10 +165,11 @@ def test_segments_and_seeds_have_noise_of_their_own(name: str) -> None:
 @pytest.mark.parametrize("word", [0, 1, 0xFFFF, 0x10000, 2**31 - 1, 2**31, 2**32 - 1])
 def test_noise_is_right_at_the_limits_of_the_words(word: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each word that is drawn is this one; of some, a logarithm or a normal quantile could be infinite."""
-    words = np.full((4, 30), word, np.uint32)
+    words = np.full((4, 40), word, np.uint32)
     monkeypatch.setattr(base, "random_words", lambda _, keys, columns: words[: len(keys), : len(columns)])
-    for name in ("powerline", "baseline_wander", "baseline_shift"):
-        noise = make(name, leads=range(8))
+    official = OFFICIAL["baseline_shift"]
+    for name, options in (("powerline", {}), ("baseline_wander", {}), ("baseline_shift", {}), ("baseline_shift", official)):
+        noise = make(name, leads=range(8), **options)
         draws = noise.draw(np.arange(4))
         assert all(np.isfinite(table).all() for table in (draws.weights, *draws.details))
         assert np.isfinite(compute(noise, draws)).all()
@@ -186,7 +198,8 @@ def test_electromyographic_noise_is_right_at_the_limits_of_the_words(word: int, 
         ("baseline_shift", {"offset_mv": [0.5, -0.5]}, "reversed"),
         ("baseline_shift", {"span": [1, 0]}, "reversed"),
         ("baseline_shift", {"span": [0, 1.5]}, "less than or equal to 1"),
-        ("baseline_shift", {"consistent_limb_leads": True}, "consistent_limb_leads"),
+        ("baseline_shift", {"consistent_limb_leads": True}, "needs one span for all leads: set offset_per=segment"),
+        ("baseline_shift", {"jump_mv": -1}, "greater than or equal to 0"),
         ("powerline", {"amplitude_mv": [-1, 1]}, "greater than or equal to 0"),
         ("powerline", {"amplitude_mv": [1]}, "amplitude_mv"),
         ("powerline", {"frequencies_hz": []}, "at least 1 item"),

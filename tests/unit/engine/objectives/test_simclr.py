@@ -19,4 +19,4 @@ def test_the_loss_equals_the_reference_on_the_encoders_means(num_pairs: int) -> 
 
 
 def test_pairs_are_two_views_of_one_segment() -> None:
-    assert SimCLR.pair == "same"
+    assert set(SimCLR.pairs.values()) == {"same"}

@@ -168,7 +168,7 @@ def test_draws_of_a_rank_are_a_slice_of_the_global_batch(world_size: int) -> Non
     whole = objective.draw(DrawKeys(3, 7, 0), 16, 40, device)
     num_pairs = 8 // world_size
     for rank in range(world_size):
-        part = objective.draw(DrawKeys(3, 7, rank * num_pairs), 2 * num_pairs, 40, device)
+        part = objective.draw(DrawKeys(3, 7, 2 * rank * num_pairs), 2 * num_pairs, 40, device)
         rows = slice(2 * rank * num_pairs, 2 * (rank + 1) * num_pairs)
         assert torch.equal(part.mask, whole.mask[rows])
         assert torch.equal(part.negative_counts, whole.negative_counts[rows])
