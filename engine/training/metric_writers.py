@@ -1,6 +1,7 @@
 """Writers of a run's metrics: ``metrics.jsonl`` and the terminal always, TensorBoard and W&B as configured."""
 
 import json
+import logging
 import math
 import os
 import sys
@@ -15,6 +16,8 @@ from tqdm import tqdm
 from data_tools.files import write_text
 from engine.config import RunConfig
 from engine.options import UserError
+
+_logger = logging.getLogger(__name__)
 
 Row = Mapping[str, float | int | str]
 
@@ -39,6 +42,7 @@ def make_metric_writers(config: RunConfig, first_step: int, num_steps: int) -> l
     """
     terminal = ProgressBar(first_step, num_steps) if sys.stderr.isatty() else ProgressLines(num_steps)
     writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), terminal]
+    writers.append(CollapseWarning())
     if config.logging.tensorboard:
         writers.append(TensorBoard(config.output_dir / "tensorboard", first_step))
     if config.logging.wandb_project:
@@ -134,6 +138,43 @@ def _short(row: Row) -> str:
 def _validation(row: Row) -> str:
     shown = {name: row[name] for name in ("loss", *_SHOWN_SCORES) if name in row}
     return "validation " + ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+
+
+class CollapseWarning:
+    """Warns once if segments of different patients stay alike to a global objective, whose loss stays at chance."""
+
+    PATIENCE = 500  # steps
+    COSINE = 0.98
+    SHARE_OF_CHANCE = 0.95
+
+    def __init__(self) -> None:
+        self._since: int | None = None
+        self._has_warned = False
+
+    def write(self, kind: str, row: Row) -> None:
+        """Looks at a row of training metrics."""
+        if kind != "train" or "cosine_patients" not in row or self._has_warned:
+            return
+        cosine, loss, chance = (float(row[name]) for name in ("cosine_patients", "loss_global", "chance_global"))
+        if cosine <= self.COSINE or loss < self.SHARE_OF_CHANCE * chance:
+            self._since = None
+            return
+        step = int(row["step"])
+        self._since = step if self._since is None else self._since
+        if step - self._since >= self.PATIENCE:
+            self._has_warned = True
+            _logger.warning(
+                "the global objective has learned nothing for %d steps: segments of different patients are alike (mean cosine "
+                "%.3f) and its loss is at chance (%.2f, chance %.2f). It may begin later; model.norm=group_norm, fewer or weaker "
+                "data.augmentations, or another learning rate may help",
+                self.PATIENCE,
+                cosine,
+                loss,
+                chance,
+            )
+
+    def close(self) -> None:
+        """Does nothing."""
 
 
 class TensorBoard:

@@ -17,7 +17,7 @@ import torch
 from dataset_fixtures import crop_signal, write_dataset
 from numpy.typing import NDArray
 from reference_augmentations import NOISES as REFERENCES
-from reference_augmentations import random_lead_masking, reference_noise
+from reference_augmentations import OFFICIAL, official_noise, random_lead_masking, reference_noise
 
 from data_tools.array_ops import NUMPY_OPS
 from data_tools.augmentations import AugmentationOptions, make_augmentations
@@ -33,6 +33,7 @@ from engine.options import SegmentPair
 SEED = 5
 MASKED: dict[str, Any] = {"random_lead_masking": {"p": 0.5}}
 NOISES: dict[str, Any] = {name: {} for name in REFERENCES}
+OFFICIAL_NOISES: dict[str, Any] = {name: OFFICIAL[name] for name in REFERENCES}
 MAPS: dict[str, Any] = {"vcg_transform": {}, "time_mask": {"fraction": 0.3}}
 EVERYTHING: dict[str, Any] = {**NOISES, **MASKED}
 PLAIN: dict[str, Any] = {"augmentations": {}}
@@ -64,7 +65,7 @@ def make(
         rank=rank,
         world_size=world_size,
         device=device,
-        pair="single" if labeled else pair,
+        pair="single" if labeled and pair == "adjacent" else pair,
         labels=number_labels(store) if labeled else None,
     )
 
@@ -184,6 +185,14 @@ class LoaderContract:
         np.testing.assert_allclose(segments, random_lead_masking(plain, kept), rtol=0, atol=1e-5)
         assert np.array_equal((segments == 0).all(axis=-1), ~kept)
 
+    def test_the_official_noises_are_those_of_the_reference(self, dataset: Dataset) -> None:
+        draws = {name: draw({name: OFFICIAL[name]}, 18).stages[0].noises[0] for name in OFFICIAL_NOISES}
+        nothing = np.zeros((36, 12, 2500))
+        plain = self.read(dataset, 3, **PLAIN).segments.double().numpy()
+        expected = plain + official_noise(nothing, draws).reshape(plain.shape)
+        segments = self.read(dataset, 3, augmentations=OFFICIAL_NOISES).segments.numpy()
+        np.testing.assert_allclose(segments, expected, rtol=0, atol=2e-5)
+
     def test_maps_of_the_signal_are_those_of_the_definition(self, dataset: Dataset) -> None:
         with self.make(dataset, augmentations=MAPS) as loader:
             batch = next(loader)
@@ -233,6 +242,11 @@ class LoaderContract:
         crops = np.stack([crop_signal("pretrain", int(crop)) for crop in batch.labels[:, 0]]) / 1000
         halves = crops.reshape(-1, 12, 2, 2500)[np.arange(len(crops)), :, batch.labels[:, 1].int()]
         np.testing.assert_allclose(batch.segments[:, 0], halves, rtol=1e-6)
+
+    def test_views_of_segments_are_two_of_each_complete_segment(self, dataset: Dataset) -> None:
+        single, views = (self.read(dataset, 6, labeled=True, pair=pair, **PLAIN) for pair in ("single", "same"))
+        assert torch.equal(views.segments, single.segments.expand(-1, 2, -1, -1))
+        assert torch.equal(views.row, single.row)
 
     @pytest.mark.parametrize("augmentations", [{}, MASKED, EVERYTHING | MAPS], ids=len)
     def test_a_single_segment_is_the_first_view_of_a_pair(self, dataset: Dataset, augmentations: dict[str, Any]) -> None:

@@ -76,6 +76,7 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
         load_config([CONFIGS / "pretrain" / f"{name}.yaml"]) for name in ("w2v_cmsc_rlm", "official_w2v_cmsc_rlm")
     )
     assert official.train.micro_batches(4) == (64, 2)
+    assert official.train.micro_batches(8) == (64, 1)
 
     def changes(before: dict[str, Any], after: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -93,9 +94,29 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
         "objective.cmsc.form": "symmetric",
         "objective.cmsc.negatives": "own_rank",
         "objective.cmsc.constant_norms": True,
+        "objective.cmsc.identity": "recording",
+        "objective.cmsc.positives": "all",
+        "projection_init": "uniform",
         "train.micro_batch_size": 64,
         "train.precision": "fp32",
     }
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in PRESETS if not file.stem.startswith("official_")], ids=lambda file: file.stem
+)
+def test_every_system_has_an_official_preset_with_its_objective_and_augmentations(file: Path) -> None:
+    paper, official = load_config([file]), load_config([file.with_stem(f"official_{file.stem}")])
+    assert official.objective.name == paper.objective.name
+    assert official.data.augmentations.chosen().keys() == paper.data.augmentations.chosen().keys()
+    assert (official.model.norm, official.projection_init, official.train.precision) == ("group_norm", "uniform", "fp32")
+    assert official.sample_unit == ("crop" if "cmsc" in file.stem else "segment")
+    assert official.output_dir == Path(f"runs/official_{file.stem}")
+
+
+def test_an_objective_that_compares_the_segments_of_a_crop_needs_crops() -> None:
+    with pytest.raises(UserError, match=r"sample_unit=segment does not work with the objective w2v_cmsc, .* sample_unit=crop"):
+        load("sample_unit=segment")
 
 
 def test_the_resolved_configuration_reads_back(tmp_path: Path) -> None:
