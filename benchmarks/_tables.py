@@ -1,5 +1,7 @@
 """The tables of benchmarks/README.md and of the README, from the results files."""
 
+import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -201,29 +203,51 @@ def _regression(result: Result) -> list[Table]:
     return [Table(caption, ["ratio", "best", "min", "max"], rows)]
 
 
-def _presets(result: Result) -> list[Table]:
-    """Shows the contrastive losses only: the feature penalty makes the total loss fall even if nothing is learned."""
-    headers = ["preset", "loss", "before", "after", "chance level", "accuracy before %", "after %"]
+def preset_rows(cells: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
+    """Returns headers and rows of what presets learn: the contrastive losses, as means and ranges over the seeds.
+
+    The total loss is omitted: the feature penalty makes it fall even if nothing is learned.
+    """
+    headers = ["preset", "variant", "loss", "runs", "before", "after", "chance level", "accuracy %", "chance %", "cosines"]
+    groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
+    for cell in cells:
+        groups.setdefault((cell["preset"], cell["variant"] or cell["norm"]), []).append(cell)
     rows: list[list[object]] = []
-    for each in result["metrics"]["presets"]:
-        for loss, chance in each["chance"].items():
-            accuracy = loss.replace("loss", "accuracy")
-            before, after = each["before"], each["after"]
+    for (preset, variant), runs in sorted(groups.items()):
+        for loss in runs[0]["chance"]:
+            chance = statistics.mean(run["chance"][loss] for run in runs)
+            after = [run["after"] for run in runs]
+            accuracies = [100 * row[loss.replace("loss", "accuracy")] for row in after]
+            cosines = [[row[name] for row in after] for name in ("cosine_pairs", "cosine_patients") if name in after[0]]
             rows.append(
                 [
-                    each["preset"],
+                    preset,
+                    variant.removeprefix("model.norm="),
                     loss.removeprefix("loss_"),
-                    before[loss],
-                    after[loss],
+                    len(runs),
+                    statistics.mean(run["before"][loss] for run in runs),
+                    _mean_and_range([row[loss] for row in after]),
                     chance,
-                    100 * before[accuracy],
-                    100 * after[accuracy],
+                    _mean_and_range(accuracies),
+                    100 * math.exp(-chance),
+                    ", ".join(f"{statistics.mean(values):.2f}" for values in cosines) if loss == "loss_global" else "",
                 ]
             )
+    return headers, rows
+
+
+def _mean_and_range(values: Sequence[float]) -> str:
+    mean = f"{statistics.mean(values):.3g}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _presets(result: Result) -> list[Table]:
+    headers, rows = preset_rows(result["metrics"]["presets"])
     config = result["config"]
     caption = (
-        f"Held-out contrastive losses before and after {config['steps']} steps of {config['pairs']} pairs at toy size, "
-        f"{config['patients']} simulated patients. Losses of different objectives are not comparable."
+        f"Held-out contrastive losses before and after {config['steps']} steps of {config['pairs']} samples at toy size, "
+        f"{config['patients']} simulated patients: means and ranges over the seeds. Cosines are the means within pairs and "
+        f"between patients. Losses of different objectives are not comparable."
     )
     return [Table(caption, headers, rows)]
 
