@@ -1,6 +1,6 @@
 """Measures what every pre-training preset learns: its losses before and after short runs on a simulated cohort.
 
-    python benchmarks/presets.py [--steps 800] [--seeds 1 2 3] [--vary KEY=VALUE ...] [--json FILE] [PRESET ...]
+    python benchmarks/presets.py [PRESET ...] [--steps 800] [--seeds 1 2 3] [--vary KEY=VALUE ...] [--json FILE]
 
 Each preset of configs/pretrain/ trains the quickstart's tiny model on the same patients, once for each seed and variant. A
 variant is an override: by default both norms of the feature encoder for the paper's presets, and none for the official ones.
@@ -91,6 +91,7 @@ def train(
     settings += ["checkpoint.every_steps=null", "data.loader=torch", f"data.path={folder / 'dataset'}"]
     settings += [f"output_dir={folder / 'run'}", "resume=none", *filter(None, [variant])]
     config = load_config(PretrainConfig, [preset], [*tiny_model_overrides(preset), *settings])
+    config.output_dir.mkdir()
     trainer = build_trainer(config, ranks, PretrainingTask)
     metrics = KeptMetrics(max(1, arguments.steps // NUM_CURVE_POINTS))
     trainer.metric_writers.append(metrics)
@@ -100,7 +101,7 @@ def train(
     finally:
         trainer.close()
         trainer.backend.destroy()
-        shutil.rmtree(folder / "run")
+        shutil.rmtree(config.output_dir)
     before, after = metrics.valid
     sys.stderr.write(f"{name} {variant or ''} seed {seed}: {before['loss']:.3g} -> {after['loss']:.3g} (total loss)\n")
     objective = config.objective.model_dump()
