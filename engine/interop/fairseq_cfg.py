@@ -193,7 +193,13 @@ class _W2V(_Section):
             "code_width": self.code_width if self.code_width > 0 else final_width,
             **dict(zip(("gumbel_start", "gumbel_end", "gumbel_decay"), self.latent_temp, strict=True)),
         }
-        cmsc = {"form": "symmetric", "negatives": "own_rank", "constant_norms": True}
+        cmsc = {
+            "form": "symmetric",
+            "positives": "all",
+            "identity": "recording",
+            "negatives": "own_rank",
+            "constant_norms": True,
+        }
         return objective_section(family, {"w2v": w2v, "cmsc": cmsc} if family == "w2v_cmsc" else w2v)
 
 

@@ -46,10 +46,25 @@ def test_the_defaults_are_the_paper_s() -> None:
     noise = {"p": 1, "amplitude_mv": [0, 0.5], "consistent_limb_leads": True}
     expected = {
         "vcg_transform": {"p": 1, "angle_deg": [-45, 45], "scale": [1, 1.5]},
-        "powerline": {**noise, "frequencies_hz": [50], "num_harmonics": 1},
-        "electromyographic": noise,
-        "baseline_wander": {**noise, "num_components": 3, "frequency_step_hz": [0.01, 0.2], "scale_mean": 1, "scale_std": 0.5},
-        "baseline_shift": {"p": 1, "offset_mv": [-0.5, 0.5], "span": [0, 1]},
+        "powerline": {**noise, "amplitude_per": "lead", "frequencies_hz": [50], "num_harmonics": 1},
+        "electromyographic": {**noise, "amplitude_per": "sample"},
+        "baseline_wander": {
+            **noise,
+            "num_components": 3,
+            "frequencies": "harmonic",
+            "frequency_step_hz": [0.01, 0.2],
+            "scale_mean": 1,
+            "scale_std": 0.5,
+        },
+        "baseline_shift": {
+            "p": 1,
+            "offset_mv": [-0.5, 0.5],
+            "offset_per": "lead",
+            "jump_mv": 0,
+            "span": [0, 1],
+            "span_normal": None,
+            "consistent_limb_leads": False,
+        },
         "random_lead_masking": {"p": 0.5},
         "time_mask": {"p": 1, "fraction": 0.5},
     }
