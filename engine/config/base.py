@@ -81,8 +81,10 @@ class TrainOptions(Options):
     """Samples (pairs of 5-s segments, that is 10-s crops; or segments) per step, over all ranks and accumulation steps."""
     micro_batch_size: int | Literal["auto"] | None = None
     """Samples per rank and forward pass; gradients are accumulated up to batch_size. null: no accumulation; auto: the largest
-    size that fits in memory. Global objectives draw their negatives from the micro-batches of all ranks, so it affects what is
-    trained; a resumed run keeps its size."""
+    size that fits in the free memory, as in the presets. Global objectives draw their negatives from the micro-batches of all
+    ranks, so it affects what is trained; a resumed run keeps its size."""
+    min_compared_samples: int | None = Field(None, gt=0)
+    """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run with fewer says so."""
     precision: Precision = "bf16"
     """Precision in which the model computes; weights and optimizer states stay in fp32."""
     gradient_clipping: float = Field(0.0, ge=0)

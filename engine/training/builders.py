@@ -54,7 +54,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
-    config = resolve_micro_batch_size(config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None)
+    config, memory = resolve_micro_batch_size(config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None)
 
     task = task_class(config, splits)
     if resumed:
@@ -70,14 +70,14 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     state = _make_state(config, splits["train"].store.num_samples, resumed[1] if resumed else None)
     metric_writers: list[MetricWriter] = []
     trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)
-    ranks.on_main_rank(lambda: _open_outputs(trainer))
+    ranks.on_main_rank(lambda: _open_outputs(trainer, memory))
     return trainer
 
 
-def _open_outputs(trainer: Trainer) -> None:
+def _open_outputs(trainer: Trainer, memory: str) -> None:
     config = trainer.config
     write_text(config.output_dir / "config.yaml", to_yaml(config))
-    sys.stderr.write(describe_run(trainer) + "\n")
+    sys.stderr.write(describe_run(trainer, memory) + "\n")
     trainer.metric_writers += make_metric_writers(config, trainer.state.first_step, trainer.state.num_steps)
 
 

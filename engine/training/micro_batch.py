@@ -5,13 +5,16 @@ rest of the run is kept free. Each rank tries on its own, without collectives, a
 does not; a size must fit on all ranks.
 
 On a CPU, where running out of memory kills the process, the same passes run on fake tensors (FakeTensorMode), and their
-allocations are counted; they may take half of the machine's memory.
+allocations are counted; they may take half of the free memory.
 """
 
+import math
 import os
 import weakref
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -28,6 +31,7 @@ from engine.tasks import Task
 from engine.training.checkpoint_info import CheckpointInfo
 from engine.training.distributed import Ranks
 from engine.training.evaluation import run_batch
+from engine.training.free_memory import free_memory_bytes
 from engine.training.throughput import reset_peak_memory
 
 # What a run allocates besides weights and gradients, at most: two moments of Adam, an fp32 copy of the weights and of the
@@ -40,7 +44,7 @@ _CPU_SHARE = 0.5
 
 def resolve_micro_batch_size(
     config: RunConfig, make_task: Callable[[], Task], ranks: Ranks, resumed: CheckpointInfo | None
-) -> RunConfig:
+) -> tuple[RunConfig, str]:
     """Replaces ``auto`` by a number; returns any other configuration unchanged.
 
     A run that resumes keeps the number of samples that all ranks process together at a time, and therefore its losses; with
@@ -52,33 +56,40 @@ def resolve_micro_batch_size(
         ranks: all ranks call this together.
         resumed: the checkpoint that the run resumes from.
 
+    Returns:
+        The configuration, and this rank's memory as text, such as "about 9 GB of 22 GB free"; empty if it was not estimated.
+
     Raises:
         UserError: not even a single sample fits.
     """
     if config.train.micro_batch_size != "auto":
-        return config
+        return config, ""
     share = config.train.rank_share(ranks.world_size)
     previous = None if resumed is None else _previous_size(resumed, config.train.batch_size, ranks.world_size)
-    size: int | None
     if previous is not None and resumed is not None and resumed.world_size == ranks.world_size:
-        size = previous
-    else:
-        fits = _make_trial(config, make_task, ranks.device)
-        sizes = [size for size in divisors(share) if size <= (previous or share)]
-        size = next((size for size in sizes if all(ranks.gather(fits(size)))), None)
-        del fits
-        _free_trial_memory(ranks.device)
-    if size is None:
+        return _with_size(config, previous), ""
+    trial = _make_trial(config, make_task, ranks.device)
+    sizes = [size for size in divisors(share) if size <= (previous or share)]
+    num_fitting = bisect_right(sizes, False, key=lambda size: not all(ranks.gather(trial.num_bytes(size) <= trial.limit)))
+    if num_fitting == 0:
         raise UserError(
-            f"train.micro_batch_size=auto: not even one sample fits into the memory of a {ranks.device.type} rank: set "
-            f"compute.activation_checkpointing=true or use a smaller model"
+            f"train.micro_batch_size=auto: not even one sample fits into the free memory of a {ranks.device.type} rank "
+            f"({trial.free / 1e9:.1f} GB): set compute.activation_checkpointing=true or use a smaller model"
         )
+    size = sizes[num_fitting - 1]
+    text = f"about {trial.num_bytes(size) / 1e9:.2g} GB of {trial.free / 1e9:.2g} GB free"
+    del trial
+    _free_trial_memory(ranks.device)
+    return _with_size(config, size), text
+
+
+def _with_size(config: RunConfig, size: int) -> RunConfig:
     return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
 
 
 def divisors(number: int) -> Sequence[int]:
-    """Returns all divisors of a number in descending order."""
-    return [size for size in range(number, 0, -1) if number % size == 0]
+    """Returns all divisors of a number in ascending order."""
+    return [size for size in range(1, number + 1) if number % size == 0]
 
 
 def _previous_size(resumed: CheckpointInfo, batch_size: int, world_size: int) -> int | None:
@@ -95,35 +106,42 @@ def _previous_size(resumed: CheckpointInfo, batch_size: int, world_size: int) ->
     return total // world_size if is_valid else None
 
 
-def _make_trial(config: RunConfig, make_task: Callable[[], Task], device: torch.device) -> Callable[[int], bool]:
-    """Returns a function that says whether a micro-batch size fits on this rank."""
+@dataclass(frozen=True)
+class _Trial:
+    """The memory of this rank.
+
+    Attributes:
+        free: free bytes.
+        limit: bytes that a micro-batch may take, with all that the run allocates besides.
+        num_bytes: returns these bytes for a size; infinity if it does not fit.
+    """
+
+    free: float
+    limit: float
+    num_bytes: Callable[[int], float]
+
+
+def _make_trial(config: RunConfig, make_task: Callable[[], Task], device: torch.device) -> _Trial:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         task = make_task()
         task.model.to(device)
-        limit = free * (1 - _RESERVED_SHARE) - _BYTES_PER_PARAMETER * _num_parameters(task.model)
-        return lambda size: _fits_on_gpu(task, config, size, device, limit)
-    num_local_ranks = int(os.environ.get("LOCAL_SIZE", "1"))
-    limit = _CPU_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / num_local_ranks
-
-    def fits(size: int) -> bool:
-        num_bytes, num_parameters = count_bytes(make_task, config, size)
-        return num_bytes + _BYTES_PER_PARAMETER * num_parameters <= limit
-
-    return fits
+        return _Trial(free, free * (1 - _RESERVED_SHARE), cache(lambda size: _bytes_on_gpu(task, config, size, device)))
+    free = free_memory_bytes() // int(os.environ.get("LOCAL_SIZE", "1"))
+    return _Trial(free, free * _CPU_SHARE, cache(lambda size: count_bytes(make_task, config, size)))
 
 
-def _fits_on_gpu(task: Task, config: RunConfig, size: int, device: torch.device, limit: float) -> bool:
-    """Runs a micro-batch; returns whether its memory stayed within the limit."""
+def _bytes_on_gpu(task: Task, config: RunConfig, size: int, device: torch.device) -> float:
+    """Runs a micro-batch; returns its memory with what the run allocates besides."""
     _free_trial_memory(device)
     try:
         _forward_and_backward(task, config, size, device)
         torch.cuda.synchronize(device)
     except torch.OutOfMemoryError:
-        return False
+        return math.inf
     finally:
         task.model.zero_grad(set_to_none=True)
-    return torch.cuda.max_memory_reserved(device) <= limit
+    return torch.cuda.max_memory_reserved(device) + _BYTES_PER_PARAMETER * _num_parameters(task.model)
 
 
 def _free_trial_memory(device: torch.device) -> None:
@@ -144,8 +162,8 @@ def _num_parameters(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> tuple[int, int]:
-    """Counts the peak memory of tensors in a forward and backward pass on a CPU, weights and gradients included.
+def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> int:
+    """Counts the memory of a run's tensors on a CPU: the peak of a forward and backward pass, and what the run allocates besides.
 
     Nothing is computed: fake tensors report the sizes.
 
@@ -153,14 +171,11 @@ def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> 
         make_task: makes the task.
         config: the task's configuration.
         size: samples in the micro-batch.
-
-    Returns:
-        Bytes, and the model's number of parameters.
     """
     with FakeTensorMode(), _LiveBytes() as live:
         task = make_task()
         _forward_and_backward(task, config, size, torch.device("cpu"))
-        return live.peak, _num_parameters(task.model)
+        return live.peak + _BYTES_PER_PARAMETER * _num_parameters(task.model)
 
 
 class _LiveBytes(TorchDispatchMode):

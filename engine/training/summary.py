@@ -40,8 +40,8 @@ class Summary:
     zero_stage: int
 
 
-def describe_run(trainer: Trainer) -> str:
-    """Returns what a run prints at its start."""
+def describe_run(trainer: Trainer, memory: str) -> str:
+    """Returns what a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
     num_parameters = sum(math.prod(shape) for shape in trainer.backend.shapes.values())
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
@@ -52,11 +52,29 @@ def describe_run(trainer: Trainer) -> str:
             "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",
             "crops": f"{counts}, read with {data.train.name} from {config.data.path}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
-            "batch": f"{config.train.batch_size} crops, {data.micro_batch_size} at a time per rank",
+            "batch": _describe_batch(trainer, memory),
             "steps": f"{state.num_steps:,}, {start}",
             "output": str(config.output_dir),
         }
     )
+
+
+def _describe_batch(trainer: Trainer, memory: str) -> str:
+    train, world_size = trainer.config.train, trainer.ranks.world_size
+    size, num_micro_batches = train.micro_batches(world_size)
+    unit = "segments" if trainer.task.pair == "single" else "pairs"
+    per_rank = "" if world_size == 1 else " per rank"
+    text = f"{train.batch_size} {unit} per step"
+    if num_micro_batches > 1:
+        text += f" as {num_micro_batches} micro-batches of {size}{per_rank}"
+    if memory:
+        text += f": {memory}{per_rank}"
+    if size * world_size < (train.min_compared_samples or 0):
+        text += (
+            f"\nwarning: the global objective compares {size * world_size} {unit} at a time, fewer than the preset's "
+            f"{train.min_compared_samples}: use more ranks, compute.activation_checkpointing=true or a device with more memory"
+        )
+    return text
 
 
 def conclude_run(trainer: Trainer) -> None:
@@ -172,4 +190,5 @@ def _smooth(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[
 def _align(lines: Mapping[str, str]) -> str:
     """Formats names and texts in two columns."""
     width = max(map(len, lines))
-    return "\n".join(f"  {name:<{width}}  {text}" for name, text in lines.items())
+    rows = {name: text.replace("\n", "\n" + " " * (width + 4)) for name, text in lines.items()}
+    return "\n".join(f"  {name:<{width}}  {text}" for name, text in rows.items())

@@ -92,7 +92,7 @@ def find_micro_batches(ranks: Ranks) -> None:
     config = load_config(PretrainConfig, [QUICKSTART], [*TINY, *overrides])
 
     def find() -> object:
-        return resolve_micro_batch_size(config, lambda: PretrainingTask(config), ranks, None).train.micro_batch_size
+        return resolve_micro_batch_size(config, lambda: PretrainingTask(config), ranks, None)[0].train.micro_batch_size
 
     assert find() == 64
     # The libraries have allocated their workspaces by now, and keep them.
@@ -100,20 +100,13 @@ def find_micro_batches(ranks: Ranks) -> None:
     assert find() == 64
     assert torch.cuda.memory_allocated() <= before
 
-    # As if the device had only enough memory for a quarter of the batch.
     task = PretrainingTask(config)
     task.model.to(ranks.device)
-
-    def fits(size: int, limit: float) -> bool:
-        return micro_batch._fits_on_gpu(task, config, size, ranks.device, limit)
-
-    assert not fits(16, limit=0.0)
-    limit = 1.05 * torch.cuda.max_memory_reserved()
-    assert fits(16, limit)
-    assert not fits(64, limit)
+    quarter = micro_batch._bytes_on_gpu(task, config, 16, ranks.device)
+    assert quarter < micro_batch._bytes_on_gpu(task, config, 64, ranks.device)
     # More than any device has: the allocator raises an error.
-    assert not fits(2**20, limit=float("inf"))
-    assert fits(16, limit)
+    assert micro_batch._bytes_on_gpu(task, config, 2**20, ranks.device) == float("inf")
+    assert micro_batch._bytes_on_gpu(task, config, 16, ranks.device) == quarter
 
 
 def main() -> None:
