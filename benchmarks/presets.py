@@ -106,7 +106,7 @@ def train(
     sys.stderr.write(f"{name} {variant or ''} seed {seed}: {before['loss']:.3g} -> {after['loss']:.3g} (total loss)\n")
     objective = config.objective.model_dump()
     chances = {"loss_local": math.log(1 + objective.get("w2v", objective).get("num_negatives", 0))}
-    chances["loss_global"] = after.get("chance_global", 0.0)
+    chances["loss_global"] = after.get("uniform_loss_global", 0.0)
     return {
         "preset": name,
         "norm": config.model.norm,

@@ -138,19 +138,22 @@ def pair_loss(comparison: Comparison, form: PairForm, positives: Positives = "pa
     all of them among the alternatives, as in the official code at the paper's time.
 
     Returns:
-        This rank's loss, and its metrics: loss_global; chance_global, the loss if all segments were alike; accuracy_global, the
-        fraction of segments whose positive (or the mean of its positives) scores higher than every negative; cosine_pairs and
-        cosine_patients, the mean cosine of two segments of a pair and of different patients; and variance_per_dimension, of the
-        normalized vectors in the batch, at most 1 / D. A collapsed objective has cosines of 1 and no variance.
+        This rank's loss, and its metrics: loss_global; uniform_loss_global, the loss if all segments were alike;
+        accuracy_global, the fraction of segments whose positive (or the mean of its positives) scores higher than every
+        negative; chance_global, its expectation for a random order; cosine_pairs and cosine_patients, the mean cosine of two
+        segments of a pair and of different patients; and variance_per_dimension, of the normalized vectors in the batch, at
+        most 1 / D. A collapsed objective has cosines of 1 and no variance.
     """
     is_positive, candidates = pair_candidates(comparison, form, positives)
     score = (comparison.logits * is_positive).sum(1) / is_positive.sum(1)
     loss = (torch.logsumexp(comparison.logits.masked_fill(~candidates, float("-inf")), dim=1) - score).mean()
 
-    hardest = comparison.logits.detach().masked_fill(is_positive | ~candidates, float("-inf")).amax(1)
+    is_negative = candidates & ~is_positive
+    hardest = comparison.logits.detach().masked_fill(~is_negative, float("-inf")).amax(1)
     metrics = {
         "loss_global": loss.detach(),
-        "chance_global": candidates.sum(1).log().mean(),
+        "uniform_loss_global": candidates.sum(1).log().mean(),
         "accuracy_global": (score.detach() > hardest).float().mean(),
+        "chance_global": (1 / (1 + is_negative.sum(1))).mean(),
     }
     return loss, {**metrics, **comparison.metrics}

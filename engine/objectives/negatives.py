@@ -53,6 +53,24 @@ def without_equal_codes(counts: Tensor, codes: Tensor) -> Tensor:
     return counts.masked_fill(equal, 0.0)
 
 
+def chance_levels(counts: Tensor, codes: Tensor) -> Tensor:
+    """Returns the probability that each token's positive scores higher than every negative in a random order.
+
+    Targets with the same codes are equal, so they count as one.
+
+    Args:
+        counts: [S, T, T], without negatives that equal the positive.
+        codes: int64 [S, T, G].
+
+    Returns:
+        fp32 [S, T].
+    """
+    is_negative = (counts > 0).float()
+    equal = (codes[:, :, None] == codes[:, None, :]).all(-1).float()
+    num_distinct = (is_negative / (is_negative @ equal).clamp(min=1)).sum(2)
+    return 1 / (1 + num_distinct)
+
+
 def contrastive_losses(logits: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy of each token's positive against its negatives; equation 1 of the paper with multiplicities.
 

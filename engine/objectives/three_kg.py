@@ -56,7 +56,11 @@ def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
     negatives = torch.logsumexp(logits.masked_fill(same_patient, lowest), dim=1, keepdim=True)
     loss = (F.softplus(negatives - logits) * share).sum()
     hardest = logits.detach().masked_fill(same_patient, lowest).amax(1, keepdim=True)
-    accuracy = ((logits.detach() > hardest) * share).sum()
-    chance = ((~same_patient).sum(1, keepdim=True).log1p() * share).sum()
-    metrics = {"loss_global": loss.detach(), "chance_global": chance, "accuracy_global": accuracy}
+    num_negatives = (~same_patient).sum(1, keepdim=True)
+    metrics = {
+        "loss_global": loss.detach(),
+        "uniform_loss_global": (num_negatives.log1p() * share).sum(),
+        "accuracy_global": ((logits.detach() > hardest) * share).sum(),
+        "chance_global": (share / (1 + num_negatives)).sum(),
+    }
     return loss, {**metrics, **comparison.metrics}

@@ -20,7 +20,7 @@ from engine.counter_rng import uniform
 from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantizer, Quantized, quantizer
 from engine.models.layers import Projection
 from engine.objectives.masking import counted_span_mask, span_mask, token_weights
-from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
+from engine.objectives.negatives import chance_levels, contrastive_losses, draw_negative_counts, without_equal_codes
 from engine.objectives.protocol import DrawKeys, Objective
 from engine.options import Options, SampleUnit, SegmentPair
 
@@ -105,8 +105,8 @@ class W2V(Objective):
 
     The means are over the masked tokens of the global batch. As in wav2vec 2.0, the gradient of the penalty is scaled by
     ``feature_grad_scale`` too. Metrics: loss_local, loss_diversity and loss_features_penalty, which sum to the loss;
-    accuracy_local, the fraction of masked tokens whose positive scores higher than every negative; prob_perplexity and
-    code_perplexity, summed over groups; gumbel_temperature.
+    accuracy_local, the fraction of masked tokens whose positive scores higher than every negative; chance_local, its
+    expectation for a random order; prob_perplexity and code_perplexity, summed over groups; gumbel_temperature.
     """
 
     options_class: ClassVar[type[Options]] = W2VOptions
@@ -183,6 +183,7 @@ class W2V(Objective):
             "loss_diversity": diversity,
             "loss_features_penalty": penalty,
             "accuracy_local": (correct * share).sum(),
+            "chance_local": (chance_levels(counts, quantized.codes) * share).sum(),
             "prob_perplexity": prob_perplexity,
             "code_perplexity": perplexity(code_usage),
             "gumbel_temperature": torch.as_tensor(draws.gumbel_temperature, dtype=torch.float32, device=local.device),

@@ -54,7 +54,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
-    config, memory = resolve_micro_batch_size(config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None)
+    config, memory = resolve_micro_batch_size(
+        config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None
+    )
 
     task = task_class(config, splits)
     if resumed:

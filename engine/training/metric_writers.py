@@ -155,7 +155,7 @@ class CollapseWarning:
         """Looks at a row of training metrics."""
         if kind != "train" or "cosine_patients" not in row or self._has_warned:
             return
-        cosine, loss, chance = (float(row[name]) for name in ("cosine_patients", "loss_global", "chance_global"))
+        cosine, loss, chance = (float(row[name]) for name in ("cosine_patients", "loss_global", "uniform_loss_global"))
         if cosine <= self.COSINE or loss < self.SHARE_OF_CHANCE * chance:
             self._since = None
             return

@@ -68,8 +68,19 @@ def resolve_micro_batch_size(
     previous = None if resumed is None else _previous_size(resumed, config.train.batch_size, ranks.world_size)
     if previous is not None and resumed is not None and resumed.world_size == ranks.world_size:
         return _with_size(config, previous), ""
-    trial = _make_trial(config, make_task, ranks.device)
     sizes = [size for size in divisors(share) if size <= (previous or share)]
+    size, text = _largest_size(config, make_task, ranks, sizes)
+    _free_trial_memory(ranks.device)
+    return _with_size(config, size), text
+
+
+def _with_size(config: RunConfig, size: int) -> RunConfig:
+    return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
+
+
+def _largest_size(config: RunConfig, make_task: Callable[[], Task], ranks: Ranks, sizes: Sequence[int]) -> tuple[int, str]:
+    """Returns the largest of the sizes, which ascend, that fits on every rank, and this rank's memory as text."""
+    trial = _make_trial(config, make_task, ranks.device)
     num_fitting = bisect_right(sizes, False, key=lambda size: not all(ranks.gather(trial.num_bytes(size) <= trial.limit)))
     if num_fitting == 0:
         raise UserError(
@@ -77,14 +88,7 @@ def resolve_micro_batch_size(
             f"({trial.free / 1e9:.1f} GB): set compute.activation_checkpointing=true or use a smaller model"
         )
     size = sizes[num_fitting - 1]
-    text = f"about {trial.num_bytes(size) / 1e9:.2g} GB of {trial.free / 1e9:.2g} GB free"
-    del trial
-    _free_trial_memory(ranks.device)
-    return _with_size(config, size), text
-
-
-def _with_size(config: RunConfig, size: int) -> RunConfig:
-    return config.model_copy(update={"train": config.train.model_copy(update={"micro_batch_size": size})})
+    return size, f"about {trial.num_bytes(size) / 1e9:.2g} GB of {trial.free / 1e9:.2g} GB free"
 
 
 def divisors(number: int) -> Sequence[int]:
@@ -163,7 +167,7 @@ def _num_parameters(model: nn.Module) -> int:
 
 
 def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> int:
-    """Counts the memory of a run's tensors on a CPU: the peak of a forward and backward pass, and what the run allocates besides.
+    """Counts the memory of a run's tensors on a CPU: the peak of a micro-batch, and what the run allocates besides.
 
     Nothing is computed: fake tensors report the sizes.
 

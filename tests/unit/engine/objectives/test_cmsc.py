@@ -67,10 +67,11 @@ def test_loss_and_accuracy_at_both_extremes(form: PairForm) -> None:
     same = torch.eye(8)[:1, None].expand(16, 1, 8)
     loss, metrics = objective(form).global_loss(as_output(same), torch.arange(8))
     assert loss.item() == pytest.approx(math.log(1 + num_negatives), rel=1e-5)
-    assert loss.item() == pytest.approx(metrics["chance_global"].item(), rel=1e-5)
+    assert loss.item() == pytest.approx(metrics["uniform_loss_global"].item(), rel=1e-5)
     assert metrics["accuracy_global"] == 0
     assert metrics["cosine_pairs"].item() == metrics["cosine_patients"].item() == pytest.approx(1)
     assert metrics["variance_per_dimension"] < 1e-12
+    assert metrics["chance_global"].item() == pytest.approx(1 / (1 + num_negatives))
 
 
 @pytest.mark.parametrize("name", ["cmsc", "simclr", "3kg"])

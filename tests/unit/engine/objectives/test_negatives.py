@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.nn import functional as F
 
 from engine.counter_rng import fold_key, row_keys
-from engine.objectives.negatives import contrastive_losses, draw_negative_counts, without_equal_codes
+from engine.objectives.negatives import chance_levels, contrastive_losses, draw_negative_counts, without_equal_codes
 
 KEY = row_keys(fold_key([2]), torch.tensor(0))
 
@@ -86,3 +86,15 @@ def test_accuracy_counts_positives_that_score_above_every_negative() -> None:
     counts = torch.tensor([[[0.0, 1.0, 0.0], [0.0, 0.0, 2.0], [3.0, 0.0, 0.0]]])
     _, correct = contrastive_losses(logits, counts)
     assert correct.tolist() == [[True, False, True]]
+
+
+def test_chance_is_the_accuracy_of_random_targets() -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(3, (2, 9, 2))
+    counts = without_equal_codes(torch.randint(3, (2, 9, 9)).float(), codes)
+    target = 3 * codes[..., 0] + codes[..., 1]
+    num_trials, num_correct = 4000, torch.zeros(2, 9)
+    for _ in range(num_trials):
+        scores = torch.rand(2, 9).gather(1, target)  # one for each pair of codes
+        num_correct += contrastive_losses(scores[:, None].expand(2, 9, 9), counts)[1]
+    torch.testing.assert_close(chance_levels(counts, codes), num_correct / num_trials, atol=0.04, rtol=0)

@@ -6,7 +6,7 @@ import pytest
 
 from engine.training.metric_writers import CollapseWarning
 
-COLLAPSED = {"loss_global": 3.41, "chance_global": 3.43, "cosine_patients": 0.99}
+COLLAPSED = {"loss_global": 3.41, "uniform_loss_global": 3.43, "cosine_patients": 0.99}
 
 
 def warnings_of(rows: list[dict[str, float]], caplog: pytest.LogCaptureFixture) -> list[str]:
