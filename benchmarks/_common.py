@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from data_tools.files import write_text
+from engine.training.throughput import cpu_model, num_cores
 
 # Packages whose versions affect the results; those that are not installed are omitted.
 _DISTRIBUTIONS = (
@@ -25,8 +26,8 @@ _DISTRIBUTIONS = (
 def environment() -> dict[str, Any]:
     """Returns hardware, versions and commit, without anything that identifies the machine or its user."""
     return {
-        "cpu": _cpu_model(),
-        "cores": _num_cores(),
+        "cpu": cpu_model(),
+        "cores": num_cores(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
@@ -88,20 +89,6 @@ def format_cell(value: object) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) else str(value)
-
-
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return models[0] if models else platform.machine()
-
-
-def _num_cores() -> int:
-    """Returns the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _versions() -> dict[str, str]:

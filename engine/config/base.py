@@ -176,6 +176,8 @@ class LoggingOptions(Options):
 
     every_steps: int = Field(1, gt=0)
     """Steps between logged rows of training metrics."""
+    progress_seconds: float = Field(10, ge=0)
+    """Seconds between lines of progress in a log; on a terminal, a single line is updated."""
     tensorboard: bool = True
     """Whether to write TensorBoard event files."""
     wandb_project: str | None = None

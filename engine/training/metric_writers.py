@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,7 +16,6 @@ from tqdm import tqdm
 
 from data_tools.files import write_text
 from engine.config import RunConfig
-from engine.options import UserError
 
 _logger = logging.getLogger(__name__)
 
@@ -23,6 +23,9 @@ Row = Mapping[str, float | int | str]
 
 # What the terminal shows of validation besides the loss.
 _SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae", "rank1")
+# The speed on the terminal is the mean over so many rows.
+_ROWS_OF_SPEED = 20
+ACCURACY, CHANCE = "accuracy_", "chance_"
 
 
 class MetricWriter(Protocol):
@@ -40,7 +43,11 @@ def make_metric_writers(config: RunConfig, first_step: int, num_steps: int) -> l
 
     Rows of steps after ``first_step``, of a run that died after them, are dropped.
     """
-    terminal = ProgressBar(first_step, num_steps) if sys.stderr.isatty() else ProgressLines(num_steps)
+    terminal = (
+        ProgressBar(first_step, num_steps)
+        if sys.stderr.isatty()
+        else ProgressLines(first_step, num_steps, config.logging.progress_seconds)
+    )
     writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), terminal]
     writers.append(CollapseWarning())
     if config.logging.tensorboard:
@@ -94,15 +101,17 @@ def _lines(path: Path) -> list[str]:
 
 
 class ProgressBar:
-    """A progress bar, for a terminal."""
+    """A line that is updated, for a terminal."""
 
     def __init__(self, first_step: int, num_steps: int) -> None:
-        self._bar = tqdm(initial=first_step, total=num_steps, unit="step", dynamic_ncols=True)
+        layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+        self._bar = tqdm(initial=first_step, total=num_steps, bar_format=layout, dynamic_ncols=True)
+        self._status = _Status()
 
     def write(self, kind: str, row: Row) -> None:
-        """Advances the bar, or prints validation metrics above it."""
+        """Updates the line, or prints validation metrics above it."""
         if kind == "train":
-            self._bar.set_postfix_str(_short(row), refresh=False)
+            self._bar.set_postfix_str(self._status.describe(row), refresh=False)
             self._bar.update(int(row["step"]) - self._bar.n)
         else:
             self._bar.write(f"step {row['step']}: {_validation(row)}", file=sys.stderr)
@@ -113,31 +122,64 @@ class ProgressBar:
 
 
 class ProgressLines:
-    """A line every ten seconds and for each validation, for log files."""
+    """A line every few seconds and for each validation, for log files."""
 
-    def __init__(self, num_steps: int) -> None:
-        self._last_step = num_steps
-        self._next = 0.0
+    def __init__(self, first_step: int, last_step: int, every_seconds: float) -> None:
+        self._first_step, self._last_step = first_step, last_step
+        self._every_seconds = every_seconds
+        self._status = _Status()
+        self._start = self._next = time.monotonic()
 
     def write(self, kind: str, row: Row) -> None:
         """Prints a line if one is due."""
-        if kind == "valid":
-            sys.stderr.write(f"step {row['step']}/{self._last_step}: {_validation(row)}\n")
-        elif time.monotonic() >= self._next:
-            self._next = time.monotonic() + 10
-            sys.stderr.write(f"step {row['step']}/{self._last_step}: {_short(row)}\n")
+        step, now = int(row["step"]), time.monotonic()
+        text = _validation(row) if kind == "valid" else self._status.describe(row)
+        if kind == "train":
+            if now < self._next:
+                return
+            self._next = now + self._every_seconds
+            elapsed = now - self._start
+            left = elapsed / (step - self._first_step) * (self._last_step - step)
+            text = f"{tqdm.format_interval(elapsed)} elapsed, {tqdm.format_interval(left)} left, {text}"
+        sys.stderr.write(f"step {step}/{self._last_step}: {text}\n")
 
     def close(self) -> None:
         """Does nothing: lines are not buffered."""
 
 
-def _short(row: Row) -> str:
-    return f"loss {row['loss']:.3f}, {row['crops_per_second']:.0f} crops/s"
+class _Status:
+    """Loss, accuracies, speed and memory as text; the speed is smoothed."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[float, float]] = deque(maxlen=_ROWS_OF_SPEED)  # crops and seconds
+
+    def describe(self, row: Row) -> str:
+        rate, seconds = float(row["crops_per_second"]), float(row["step_seconds"])
+        self._rows.append((rate * seconds, seconds))
+        crops, seconds = map(sum, zip(*self._rows, strict=True))
+        parts = [
+            f"loss {row['loss']:.3f}",
+            describe_accuracies(select(row, ACCURACY), select(row, CHANCE)),
+            f"{crops / seconds:,.1f} crops/s",
+        ]
+        return ", ".join(filter(None, [*parts, f"{row['peak_memory_gb']:.1f} GB"]))
+
+
+def select(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Returns the metrics whose names have a prefix, without the prefix."""
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+
+
+def describe_accuracies(accuracies: Mapping[str, float], chance: Mapping[str, float]) -> str:
+    """Returns accuracies with their chance levels as text: "local 45% (chance 2%)"."""
+    levels = {name: f" (chance {level:.0%})" for name, level in chance.items()}
+    return ", ".join(f"{name} {accuracy:.0%}{levels.get(name, '')}" for name, accuracy in accuracies.items())
 
 
 def _validation(row: Row) -> str:
     shown = {name: row[name] for name in ("loss", *_SHOWN_SCORES) if name in row}
-    return "validation " + ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
+    accuracies = filter(None, [describe_accuracies(select(row, ACCURACY), select(row, CHANCE))])
+    return "validation " + ", ".join([*(f"{name} {value:.4f}" for name, value in shown.items()), *accuracies])
 
 
 class CollapseWarning:
@@ -204,10 +246,8 @@ class WandB:
     """Logs to Weights & Biases."""
 
     def __init__(self, config: RunConfig) -> None:
-        try:
-            import wandb
-        except ImportError:
-            raise UserError("logging.wandb_project is set, but wandb is not installed: pip install wandb") from None
+        import wandb
+
         self._run = wandb.init(
             project=config.logging.wandb_project,
             dir=str(config.output_dir),

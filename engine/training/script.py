@@ -8,6 +8,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -133,6 +134,8 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
     warnings.filterwarnings("ignore", message=r"`torch\.distributed\.\w+` is deprecated", category=FutureWarning)
     # PyTorch's compiler calls functions that PyTorch itself has deprecated.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\._inductor")
+    if config.logging.wandb_project is not None and find_spec("wandb") is None:
+        raise UserError("logging.wandb_project is set, but wandb is not installed: pip install wandb")
     lock: list[TextIO] = []
     ranks.on_main_rank(lambda: lock.append(lock_run_folder(config.output_dir)))
     task_class, config = prepare(config, ranks)

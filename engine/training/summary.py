@@ -8,34 +8,46 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
+import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
-from engine.training.metric_writers import read_rows
+from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, read_rows, select
+from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
 
 # The paper's length of pre-training: times are given for it so that runs of any length can be compared.
 _PAPER_EPOCHS = 200
-_ACCURACY = "accuracy_"
+_VALIDATION = "masked and augmented as in training, without dropout"
+# Panels of the plot besides the losses and accuracies.
+_PANELS = ("code_perplexity", "similarity_global", "learning_rate", "gradient_norm")
 
 
 @dataclass(frozen=True)
 class Summary:
-    """The results of a run. Rates are medians over its steps without the first tenth (warm-up)."""
+    """The results of a run.
+
+    Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
+    last ``num_averaged`` rows, a tenth of them.
+    """
 
     steps: int
+    num_averaged: int
     loss_first: float
     loss_last: float
     valid_loss_last: float | None
     accuracies_last: dict[str, float]
+    chance_last: dict[str, float]
     crops_per_second: float
     mfu: float
     peak_tflops: float
     data_wait_share: float
     peak_memory_gb: float
     device_hours_200_epochs: float
+    num_parameters: int
     world_size: int
     device: str
+    device_name: str
     precision: str
     zero_stage: int
 
@@ -43,20 +55,24 @@ class Summary:
 def describe_run(trainer: Trainer, memory: str) -> str:
     """Returns what a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
-    num_parameters = sum(math.prod(shape) for shape in trainer.backend.shapes.values())
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
     return _align(
         {
             "task": trainer.task.name,
-            "model": f"{num_parameters / 1e6:.1f}M parameters, {config.train.precision}",
+            "model": f"{_num_parameters(trainer) / 1e6:.1f}M parameters, {config.train.precision}",
             "crops": f"{counts}, read with {data.train.name} from {config.data.path}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
+            "device": device_name(trainer.ranks.device),
             "batch": _describe_batch(trainer, memory),
             "steps": f"{state.num_steps:,}, {start}",
             "output": str(config.output_dir),
         }
     )
+
+
+def _num_parameters(trainer: Trainer) -> int:
+    return sum(math.prod(shape) for shape in trainer.backend.shapes.values())
 
 
 def _describe_batch(trainer: Trainer, memory: str) -> str:
@@ -88,8 +104,9 @@ def conclude_run(trainer: Trainer) -> None:
     summary = summarize(
         metrics,
         num_crops=trainer.data.splits["train"].store.num_samples,
+        num_parameters=_num_parameters(trainer),
         world_size=trainer.ranks.world_size,
-        device=trainer.ranks.device.type,
+        device=trainer.ranks.device,
         precision=config.train.precision,
         zero_stage=config.zero.stage,
         peak_flops=trainer.peak_flops,
@@ -99,7 +116,15 @@ def conclude_run(trainer: Trainer) -> None:
 
 
 def summarize(
-    metrics: Path, *, num_crops: int, world_size: int, device: str, precision: str, zero_stage: int, peak_flops: float
+    metrics: Path,
+    *,
+    num_crops: int,
+    num_parameters: int,
+    world_size: int,
+    device: torch.device,
+    precision: str,
+    zero_stage: int,
+    peak_flops: float,
 ) -> Summary:
     """Computes a run's results from its ``metrics.jsonl``, which must contain a training row."""
     rows = read_rows(metrics, "train")
@@ -107,16 +132,15 @@ def summarize(
     valid = read_rows(metrics, "valid")
     ends = max(1, len(rows) // 10)
     crops_per_second = median(row["crops_per_second"] for row in settled)
+    last = {name: median(row[name] for row in rows[-ends:]) for name in rows[-1] if name.startswith((ACCURACY, CHANCE))}
     return Summary(
         steps=int(rows[-1]["step"]),
+        num_averaged=ends,
         loss_first=median(row["loss"] for row in rows[:ends]),
         loss_last=median(row["loss"] for row in rows[-ends:]),
         valid_loss_last=valid[-1].get("loss") if valid else None,
-        accuracies_last={
-            name.removeprefix(_ACCURACY): median(row[name] for row in rows[-ends:])
-            for name in rows[-1]
-            if name.startswith(_ACCURACY)
-        },
+        accuracies_last=select(last, ACCURACY),
+        chance_last=select(last, CHANCE),
         crops_per_second=crops_per_second,
         mfu=median(row["mfu"] for row in settled),
         peak_tflops=peak_flops / 1e12,
@@ -124,8 +148,10 @@ def summarize(
         / sum(row["step_seconds"] for row in settled),
         peak_memory_gb=max(row["peak_memory_gb"] for row in rows),
         device_hours_200_epochs=_PAPER_EPOCHS * num_crops / crops_per_second / 3600 * world_size,
+        num_parameters=num_parameters,
         world_size=world_size,
-        device=device,
+        device=device.type,
+        device_name=device_name(device),
         precision=precision,
         zero_stage=zero_stage,
     )
@@ -135,27 +161,30 @@ def write_summary(summary: Summary, folder: Path) -> str:
     """Writes ``summary.json`` and ``loss.png``; returns the text for the terminal."""
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
-    valid = "" if summary.valid_loss_last is None else f", validation {summary.valid_loss_last:.3f}"
-    hours = "GPU-hours" if summary.device == "cuda" else "hours on this machine"
+    rows = f"first and last {summary.num_averaged} logged steps" if summary.num_averaged > 1 else "first and last logged step"
+    hours = "GPU-hours" if summary.device == "cuda" else "hours"
     total_hours = summary.device_hours_200_epochs / (1 if summary.device == "cuda" else summary.world_size)
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
-        "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f}{valid}",
-        "accuracy": ", ".join(f"{name} {share:.0%}" for name, share in summary.accuracies_last.items()),
+        "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f} (medians of the {rows})",
+        "accuracy": describe_accuracies(summary.accuracies_last, summary.chance_last),
+        "validation": "" if summary.valid_loss_last is None else f"loss {summary.valid_loss_last:.3f}, {_VALIDATION}",
         "speed": f"{summary.crops_per_second:,.1f} crops/s",
         "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (measured matmul throughput)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
         "peak memory": f"{summary.peak_memory_gb:.2f} GB per rank",
-        f"{_PAPER_EPOCHS} epochs": f"{total_hours:,.2f} {hours} at this speed",
+        f"{_PAPER_EPOCHS} epochs": f"of this model ({summary.num_parameters / 1e6:.1f}M parameters) on these crops would take "
+        f"{total_hours:,.2f} {hours} on {summary.device_name}",
         "loss curve": str(folder / "loss.png"),
     }
-    return _align(lines)
+    return _align({name: text for name, text in lines.items() if text})
 
 
 def plot_losses(metrics: Path, out: Path) -> None:
-    """Plots the loss, its parts and the accuracies of training and validation over the steps."""
+    """Plots metrics of training and validation over the steps: losses, accuracies with their chance levels, learning rate."""
     train, valid = read_rows(metrics, "train"), read_rows(metrics, "valid")
-    names = [name for name in train[-1] if name == "loss" or name.startswith(("loss_", _ACCURACY))]
+    names = [name for name in train[-1] if name == "loss" or name.startswith(("loss_", ACCURACY))]
+    names += [name for name in _PANELS if name in train[-1]]
     num_columns = min(4, len(names))
     num_rows = -(-len(names) // num_columns)
     figure = Figure(figsize=(3.6 * num_columns, 3.0 * num_rows), layout="constrained")
@@ -165,10 +194,13 @@ def plot_losses(metrics: Path, out: Path) -> None:
         axes.plot(*_smooth(train, name), color="#4c72b0", linewidth=1.8, label="training")
         if valid:
             axes.plot(*_points(valid, name), "o-", color="#c44e52", markersize=4, linewidth=1.2, label="validation")
+        chance = CHANCE + name.removeprefix(ACCURACY)
+        if chance in train[-1]:
+            axes.plot(*_smooth(train, chance), "--", color="#6b7280", linewidth=1.2, label="chance")
         axes.set_title(name.replace("_", " "), fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-        if number == 1:
+        if number == 1 or chance in train[-1]:
             axes.legend(frameon=False, fontsize=8)
     with atomic_write(out) as file:
         figure.savefig(file, format=out.suffix.removeprefix("."), dpi=130)

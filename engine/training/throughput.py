@@ -5,9 +5,12 @@ recomputation, relative to the measured rate of one large matmul on the same dev
 implementation.
 """
 
+import os
+import platform
 import resource
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -19,6 +22,24 @@ from engine.models.functional import linear
 # one would only measure the memory; on a GPU it is the customary large square product.
 _CPU_PRODUCT = (2496, 768, 3072)
 _CUDA_PRODUCT = (8192, 8192, 8192)
+
+
+def device_name(device: torch.device) -> str:
+    """Returns the name of a GPU, or of the CPU with the number of cores that this process may use."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{num_cores()} cores of {cpu_model()}"
+
+
+def cpu_model() -> str:
+    """Returns the name of the CPU."""
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def num_cores() -> int:
+    """Returns the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def measure_peak_flops(

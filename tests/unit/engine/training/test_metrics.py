@@ -1,18 +1,19 @@
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from engine.options import UserError
-from engine.training.metric_writers import JsonLines, read_rows
+from engine.training.metric_writers import JsonLines, ProgressLines, read_rows
 from engine.training.summary import summarize, write_summary
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
 
 def row(step: int, loss: float = 5.0) -> dict[str, float | int]:
     metrics = {"mfu": 0.5, "data_wait_share": 0.02, "peak_memory_gb": 1.0, "step_seconds": 0.1, "crops_per_second": 160.0}
-    return {"step": step, "loss": loss, "loss_local": loss / 2, **metrics}
+    return {"step": step, "loss": loss, "accuracy_local": 0.5, "chance_local": 0.02, **metrics}
 
 
 def test_a_resumed_run_continues_after_its_checkpoint(tmp_path: Path) -> None:
@@ -51,13 +52,16 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     writer.write("valid", {"step": 40, "loss": 7.0})
     writer.close()
     summary = summarize(
-        tmp_path / "metrics.jsonl", num_crops=1600, world_size=4, device="cuda", precision="bf16", zero_stage=1, peak_flops=1e12
-    )
+        tmp_path / "metrics.jsonl", num_crops=1600, num_parameters=2_500_000, world_size=4, device=torch.device("cpu"),
+        precision="bf16", zero_stage=1, peak_flops=1e12,
+    )  # fmt: skip
     assert summary.crops_per_second == 160.0
     assert summary.device_hours_200_epochs == pytest.approx(200 * 1600 / 160 / 3600 * 4)
     assert summary.loss_last < summary.loss_first
-    text = write_summary(summary, tmp_path)
-    assert "2.22 GPU-hours" in text
+    text = write_summary(replace(summary, device="cuda", device_name="H100"), tmp_path)
+    assert "200 epochs   of this model (2.5M parameters) on these crops would take 2.22 GPU-hours on H100" in text
+    assert "loss         9.750 -> 6.150 (medians of the first and last 4 logged steps)" in text
+    assert "accuracy     local 50% (chance 2%)" in text
     assert (tmp_path / "loss.png").stat().st_size > 10_000
 
 
@@ -72,3 +76,19 @@ def test_a_step_is_timed_up_to_stop() -> None:
 def test_peak_flops_are_positive_and_memory_is_counted() -> None:
     assert measure_peak_flops(torch.device("cpu"), torch.float32, repeats=1) > 1e8
     assert peak_memory_bytes(torch.device("cpu")) > 50e6
+
+
+def test_a_log_has_elapsed_and_remaining_time_speed_accuracies_and_memory(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seconds = iter([100.0, 110.0, 115.0, 130.0, 140.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
+    lines = ProgressLines(first_step=10, last_step=16, every_seconds=20)
+    for step in (11, 12, 13):
+        lines.write("train", row(step))
+    lines.write("valid", row(13, 4.0))
+    assert capsys.readouterr().err.splitlines() == [
+        "step 11/16: 00:10 elapsed, 00:50 left, loss 5.000, local 50% (chance 2%), 160.0 crops/s, 1.0 GB",
+        "step 13/16: 00:30 elapsed, 00:30 left, loss 5.000, local 50% (chance 2%), 160.0 crops/s, 1.0 GB",
+        "step 13/16: validation loss 4.0000, local 50% (chance 2%)",
+    ]
