@@ -179,7 +179,7 @@ def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> 
     with FakeTensorMode(), _LiveBytes() as live:
         task = make_task()
         _forward_and_backward(task, config, size, torch.device("cpu"))
-        return live.peak + _BYTES_PER_PARAMETER * _num_parameters(task.model)
+        return int(live.peak) + _BYTES_PER_PARAMETER * _num_parameters(task.model)
 
 
 class _LiveBytes(TorchDispatchMode):

@@ -72,8 +72,13 @@ def test_takes_the_largest_divisor_that_fits(monkeypatch: pytest.MonkeyPatch, la
 def test_a_size_must_fit_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     limit_memory(monkeypatch, 100)
 
-    tried = []
-    monkeypatch.setattr(micro_batch, "count_bytes", lambda _make, _config, size: tried.append(size) or size)
+    tried: list[int] = []
+
+    def count_bytes(_make: object, _config: object, size: int) -> int:
+        tried.append(size)
+        return size
+
+    monkeypatch.setattr(micro_batch, "count_bytes", count_bytes)
 
     class Tight(SimulatedRanks):
         def gather(self, value: Any) -> list[Any]:
