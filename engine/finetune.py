@@ -7,6 +7,7 @@ The best checkpoint becomes a model's folder, OUTPUT_DIR/model. Run it again wit
 
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from engine.config import FinetuneConfig
 from engine.interop.initial_model import resolve_initial_model
@@ -44,5 +45,10 @@ def _prepare(config: FinetuneConfig, ranks: Ranks) -> tuple[type[FinetuningTask]
     return TASKS[config.task.name], config
 
 
-if __name__ == "__main__":
+def command() -> NoReturn:
+    """Runs ``ecg-finetune``."""
     exit_process(main())
+
+
+if __name__ == "__main__":
+    command()

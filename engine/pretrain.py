@@ -5,6 +5,8 @@
 Run it again with the same output_dir to resume.
 """
 
+from typing import NoReturn
+
 from engine.tasks import PretrainingTask
 from engine.training.distributed import exit_process
 from engine.training.script import run_script
@@ -18,5 +20,10 @@ def main() -> int:
     return run_script(PretrainingTask, prog="pretrain.py", description="Pre-trains an ECG encoder.", example=_EXAMPLE)
 
 
-if __name__ == "__main__":
+def command() -> NoReturn:
+    """Runs ``ecg-pretrain``."""
     exit_process(main())
+
+
+if __name__ == "__main__":
+    command()

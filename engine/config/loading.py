@@ -22,6 +22,7 @@ from engine.options import Options, UserError
 _Config = TypeVar("_Config", bound=RunConfig)
 # Far beyond any configuration: a foreign file is refused instead of read into memory.
 _MAX_BYTES = 1_000_000
+_PACKAGE = Path(__file__).parents[1]
 
 
 def load_config(
@@ -34,7 +35,8 @@ def load_config(
 
     Args:
         config_class: the class to read, such as :class:`engine.config.PretrainConfig`.
-        files: YAML files; later ones win over earlier ones.
+        files: YAML files; later ones win over earlier ones. One that does not exist is looked for in the installed
+            package, which contains ``configs/``.
         overrides: ``key.path=value`` strings with values in YAML (``zero.stage=2``, ``leads=[I, II]``).
         notify: called with a line for each option that is dropped or has no effect.
 
@@ -42,7 +44,7 @@ def load_config(
         UserError: one line that names the file or override, the key, and a remedy.
     """
     merged = _Layer({}, {})
-    for layer in [*(_read(file, (), notify) for file in files), *map(_parse_override, overrides)]:
+    for layer in [*(_read(_find(file), (), notify) for file in files), *map(_parse_override, overrides)]:
         merged = _merge(merged, layer, notify)
     try:
         config = config_class.model_validate(merged.values)
@@ -69,6 +71,11 @@ class _Layer(NamedTuple):
                 return found[-1]
             path = path.rpartition(".")[0]
         return next(reversed(self.sources.values()), "configuration")
+
+
+def _find(file: Path) -> Path:
+    packaged = _PACKAGE / file
+    return packaged if packaged.is_file() and not file.exists() else file
 
 
 def _read(file: Path, parents: tuple[Path, ...], notify: Callable[[str], None]) -> _Layer:

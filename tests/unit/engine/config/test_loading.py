@@ -98,6 +98,7 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
         "objective.cmsc.positives": "all",
         "projection_init": "uniform",
         "train.micro_batch_size": 64,
+        "train.min_compared_samples": None,
         "train.precision": "fp32",
     }
 
@@ -282,3 +283,12 @@ def test_a_micro_batch_size_is_a_number_or_auto(size: object) -> None:
 def test_fine_tuning_presets_are_valid(file: Path) -> None:
     task = ["output_dir=out", "task.name=labels"] if file.stem == "base" else []
     load_config_of(FinetuneConfig, [file], ["init_from=random", *task])
+
+
+def test_a_preset_is_found_in_the_package_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_config([Path("configs/quickstart.yaml")]).train.steps == 400
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "quickstart.yaml").write_text("train: {steps: 7}\n")
+    with pytest.raises(UserError, match=r"^configs/quickstart.yaml: "):
+        load_config([Path("configs/quickstart.yaml")])
