@@ -1,7 +1,8 @@
 """Converts trained models from other formats to this engine's, and back.
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
-python engine/convert.py deepspeed CHECKPOINT_DIR OUT_DIR    the model of a run's checkpoint
+python engine/convert.py deepspeed RUN_OR_CHECKPOINT OUT_DIR the model of a run, or of one of its checkpoints
+python engine/convert.py random base OUT_DIR                 a new model with random weights, as a baseline
 python engine/convert.py checkpoint OLD_DIR NEW_DIR          a checkpoint of an older release, to resume from
 python engine/convert.py to-fairseq MODEL_DIR OUT.pt         to the official implementation
 python engine/convert.py onnx MODEL_DIR OUT.onnx             to ONNX
@@ -44,6 +45,8 @@ def _make_parser() -> argparse.ArgumentParser:
         )
         command.add_argument("source", type=Path, metavar=source[0], help=source[1])
         command.add_argument("output", type=Path, metavar=output[0], help=output[1])
+        if name == "random":
+            command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
         if name == "fairseq":
             command.add_argument(
                 "--normalization",
@@ -69,6 +72,11 @@ def _convert(options: argparse.Namespace) -> list[str]:
         leads = None if options.leads is None else options.leads.split(",")
         normalization, labels = options.normalization, options.labels
         return import_fairseq(options.source, options.output, normalization=normalization, leads=leads, labels=labels)
+    if options.command == "random":
+        from engine.models import create
+
+        create(str(options.source), seed=options.seed).save(options.output)
+        return []
     if options.command == "deepspeed":
         from engine.interop.zero_checkpoint import import_checkpoint
 
@@ -95,10 +103,16 @@ _COMMANDS = {
         "checkpoint_best.pt models/dx --labels labels.txt",
     ),
     "deepspeed": (
-        "from a checkpoint of a run: exports its model",
-        ("CHECKPOINT_DIR", "folder of the checkpoint, RUN/checkpoints/step-..."),
+        "from a run: exports the model of its best checkpoint, or of the one given",
+        ("RUN", "folder of the run, or of a checkpoint, RUN/checkpoints/step-..."),
         ("OUT_DIR", "folder of the new model"),
-        "runs/first/checkpoints/step-00010000 models/first",
+        "runs/first models/first",
+    ),
+    "random": (
+        "with random weights, as a baseline",
+        ("ARCHITECTURE", "base: the paper's"),
+        ("OUT_DIR", "folder of the new model"),
+        "base models/random --seed 0",
     ),
     "checkpoint": (
         "from a checkpoint of an older release to a checkpoint that a run can resume from",

@@ -169,7 +169,7 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
     kind = mistake["type"]
     if kind == "extra_forbidden":
         parent, _, key = path.rpartition(".")
-        elsewhere = [place for place in _all_keys(config_class, values) if place.rpartition(".")[2] == key]
+        elsewhere = [place for place in _all_keys(config_class, values) if key in _short_forms(place.rpartition(".")[2])]
         if elsewhere:
             return f"no such key; did you mean '{elsewhere[0]}'?"
         known = [name for section in _candidates(config_class, mistake["loc"][:-1])[:1] for name in section.model_fields]
@@ -180,6 +180,11 @@ def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], valu
             return f"'name' is missing; known: {', '.join(known)}"
         return f"unknown name '{mistake['ctx']['tag']}'{_suggest(str(mistake['ctx']['tag']), known)}"
     return explain_mistake(mistake)
+
+
+def _short_forms(key: str) -> tuple[str, str]:
+    """Returns a key and its initials, such as lr for learning_rate."""
+    return key, "".join(word[0] for word in key.split("_") if word)
 
 
 def _key_path(location: Sequence[int | str], values: Any) -> str:

@@ -50,6 +50,6 @@ def load_tensors(folder: Path) -> tuple[PretrainedModel, dict[str, Tensor]]:
         UserError: see :func:`engine.models.pretrained.load`.
     """
     model = load(folder)
-    tensors = model.state_dict() | {f"objective.{name}": tensor for name, tensor in model.objective_weights.items()}
+    tensors = model.tensors()
     check_shapes(str(folder), tensors, empty_tensors(str(folder), model.config))
     return model, tensors

@@ -14,14 +14,15 @@ from engine.models.model_weights import check_shapes
 from engine.models.pretrained import check_new_folder, save
 from engine.options import UserError
 from engine.training.checkpoint import read_checkpoint, read_weights
-from engine.training.checkpoint_info import OLD_VERSIONS, CheckpointInfo, read_description
+from engine.training.checkpoint_info import FOLDER_NAME, OLD_VERSIONS, CheckpointInfo, read_description
 
 
 def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
     """Converts a checkpoint of a pre-training run, of any ZeRO stage and number of ranks, to a native folder.
 
     Args:
-        checkpoint: folder of a checkpoint, such as ``RUN/checkpoints/step-00001000``; the hash of each file is verified.
+        checkpoint: folder of a checkpoint, such as ``RUN/checkpoints/step-00001000``, or of the run, whose checkpoint with the
+            lowest validation loss is converted; the hash of each file is verified.
         folder: the native folder to write.
 
     Returns:
@@ -31,6 +32,10 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         UserError: the checkpoint cannot be converted; nothing was written.
     """
     check_new_folder(folder)
+    notes = ["ignored: optimizer state and position in the data, which only resuming the run needs"]
+    if (checkpoint / "checkpoints").is_dir():
+        checkpoint, note = _best_checkpoint(checkpoint / "checkpoints")
+        notes.append(note)
     if read_description(checkpoint).get("format_version") in OLD_VERSIONS:
         info = read_old_info(checkpoint)
         config = _read_config(checkpoint, info)
@@ -41,7 +46,19 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         tensors = read_weights(checkpoint, info)
     check_shapes(str(checkpoint), tensors, empty_tensors(str(checkpoint), config))
     save(folder, config, tensors)
-    return ["ignored: optimizer state and position in the data, which only resuming the run needs"]
+    return notes
+
+
+def _best_checkpoint(folder: Path) -> tuple[Path, str]:
+    """Returns the checkpoint with the lowest validation loss, or the newest if none has one; and a note that says so."""
+    saved = sorted(path for path in folder.iterdir() if FOLDER_NAME.fullmatch(path.name))
+    if not saved:
+        raise UserError(f"{folder}: contains no checkpoint; name the folder of a run that has saved one")
+    scores = {path: score for path in saved if (score := read_description(path).get("score")) is not None}
+    if not scores:
+        return saved[-1], f"converted {saved[-1].name}, the newest checkpoint; none has a validation loss"
+    best = min(scores, key=lambda path: float(scores[path]))
+    return best, f"converted {best.name}, which has the lowest validation loss"
 
 
 def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:

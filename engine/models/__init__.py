@@ -12,12 +12,14 @@ heads.py                    the classification head
 arcface.py                  ArcFace, which learns patients as directions
 lora.py                     low-rank updates of an encoder's matrices
 pretrained.py               a trained model as a folder: save and load
+create.py                   a new model with random weights
 model_config.py             its config.json
 model_weights.py            checks of its tensors
 model_card.py               its README.md
 """
 
 from engine.models.arcface import ArcFace, ArcFaceOutput
+from engine.models.create import create
 from engine.models.encoder import ComputeOptions, Encoder, EncoderOptions, EncoderOutput, flops_per_segment
 from engine.models.heads import ClassificationHead
 from engine.models.model_config import ModelConfig
@@ -36,6 +38,7 @@ __all__ = [
     "ModelConfig",
     "PretrainedModel",
     "Quantized",
+    "create",
     "flops_per_segment",
     "load",
     "save",

@@ -101,6 +101,12 @@ class PretrainedModel(nn.Module):
         context: Tensor = self.encoder(segments).context
         return context
 
+    def forward(self, segments: Tensor) -> Tensor:
+        """Returns a classifier's logits [B, L], otherwise embeddings [B, D], of segments as in :meth:`context`; with gradient."""
+        context = self.context(segments)
+        output: Tensor = context.mean(1) if self.head is None else self.head(context)
+        return output
+
     @torch.no_grad()
     def embed(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
         """Returns a vector per segment, [B, C, T] -> [B, D]: the mean over time of :meth:`context`, without gradient."""
@@ -128,6 +134,15 @@ class PretrainedModel(nn.Module):
             ValueError: the model is not a classifier.
         """
         return to_predictions(self.logits(segments, is_normalized=is_normalized), self.definition.kind)
+
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Returns all tensors by name, with the prefixes ``encoder.``, ``head.`` and ``objective.``."""
+        return self.state_dict() | {f"objective.{name}": tensor for name, tensor in self.objective_weights.items()}
+
+    def save(self, folder: Path | str) -> None:
+        """Writes the model's folder; errors as for :func:`save`."""
+        save(folder, self.config, self.tensors())
 
 
 def zscore_per_lead(signal: Tensor) -> Tensor:
