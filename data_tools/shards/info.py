@@ -1,9 +1,11 @@
 """Describes a dataset as text."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from data_tools.diagnoses import DIAGNOSES
+from data_tools.leads import LEADS
 from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE
@@ -27,6 +29,10 @@ _LABELS = """
 """
 
 
+_MAX_LISTED = 5  # sampling rates, or combinations of leads
+_MAX_LEADS_WIDTH = 24
+
+
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     """Describes a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings by reason.
 
@@ -47,6 +53,10 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     num_crops = sum(total.crops for total in manifest.counts.values())
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
         counts = database.execute(_COUNTS, [SEGMENT_SAMPLES]).fetchall()
+        recorded = [
+            database.execute(f"SELECT {column}, count(*) AS num FROM samples GROUP BY ALL ORDER BY num DESC, 1").fetchall()  # noqa: S608
+            for column in ("sampling_rate", "array_to_string(leads, ' ')")
+        ]
         labels = Counter[str]()
         for codes, num_recordings in database.execute(_LABELS).fetchall():
             labels.update(dict.fromkeys(codes, num_recordings))
@@ -59,9 +69,22 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
+    rates, leads = ([(value, num / num_crops) for value, num in rows] for rows in recorded)
+    yield "recorded at " + _list_shares([(f"{rate:g} Hz", share) for rate, share in rates])
+    yield "leads " + _list_shares([(_shorten(names), share) for names, share in leads])
+    yield ""
     yield from _describe_labels(labels, num_labels, num_recordings)
     yield ""
     yield from _describe_rejected(dataset)
+
+
+def _list_shares(shares: Sequence[tuple[str, float]]) -> str:
+    listed = [f"{name} ({100 * share:.1f} % of crops)" for name, share in shares[:_MAX_LISTED]]
+    return ", ".join(listed) + (f" and {len(shares) - _MAX_LISTED} others" if len(shares) > _MAX_LISTED else "")
+
+
+def _shorten(leads: str) -> str:
+    return "all 12" if leads == " ".join(LEADS) else textwrap.shorten(leads, _MAX_LEADS_WIDTH, placeholder=" ...")
 
 
 def _hours(num_samples: int) -> str:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 
-import torch
-
 from data_tools.leads import LEADS
-from engine.models.encoder import Encoder, EncoderOptions
+from engine.models.encoder import EncoderOptions
 from engine.models.model_config import ModelConfig
-from engine.models.pretrained import PretrainedModel
+from engine.models.pretrained import PretrainedModel, with_random_weights
 from engine.options import UserError
 
 ARCHITECTURES = {"base": EncoderOptions()}
@@ -30,9 +28,4 @@ def create(architecture: str | EncoderOptions = "base", *, leads: Sequence[str] 
         if architecture not in ARCHITECTURES:
             raise UserError(f"unknown architecture '{architecture}'; known: {', '.join(ARCHITECTURES)}")
         architecture = ARCHITECTURES[architecture]
-    config = ModelConfig(
-        kind="encoder", encoder=architecture, leads=tuple(leads), provenance={"source": "random weights", "seed": seed}
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return PretrainedModel(config, Encoder(architecture, len(config.leads)))
+    return with_random_weights(ModelConfig(kind="encoder", encoder=architecture, leads=tuple(leads)), seed)

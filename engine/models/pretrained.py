@@ -102,7 +102,7 @@ class PretrainedModel(nn.Module):
         return context
 
     def forward(self, segments: Tensor) -> Tensor:
-        """Returns a classifier's logits [B, L], otherwise embeddings [B, D], of segments as in :meth:`context`; with gradient."""
+        """Returns logits [B, L] of a classifier, otherwise embeddings [B, D]; segments as in :meth:`context`; with gradient."""
         context = self.context(segments)
         output: Tensor = context.mean(1) if self.head is None else self.head(context)
         return output
@@ -134,7 +134,6 @@ class PretrainedModel(nn.Module):
             ValueError: the model is not a classifier.
         """
         return to_predictions(self.logits(segments, is_normalized=is_normalized), self.definition.kind)
-
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors by name, with the prefixes ``encoder.``, ``head.`` and ``objective.``."""

@@ -10,7 +10,7 @@ from fairseq_checkpoints import golden_cfg, random_weights, save_checkpoint
 from engine.convert import main
 
 
-@pytest.mark.parametrize("command", [[], ["fairseq"], ["deepspeed"], ["checkpoint"], ["to-fairseq"], ["onnx"]])
+@pytest.mark.parametrize("command", [[], ["fairseq"], ["deepspeed"], ["random"], ["checkpoint"], ["to-fairseq"], ["onnx"]])
 def test_help_has_an_example(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main([*command, "--help"])
@@ -30,7 +30,7 @@ def test_a_round_trip(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert back.is_file()
 
 
-@pytest.mark.parametrize("command", ["fairseq", "deepspeed", "checkpoint", "to-fairseq", "onnx"])
+@pytest.mark.parametrize("command", ["fairseq", "deepspeed", "random", "checkpoint", "to-fairseq", "onnx"])
 def test_errors_are_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, str(tmp_path / "absent"), str(tmp_path / "out")]) == 2
     captured = capsys.readouterr()

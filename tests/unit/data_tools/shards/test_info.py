@@ -1,6 +1,7 @@
 """What `ecg-data info` counts, against a naive count of the same rows."""
 
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 import data_tools.shards.tables
+from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.info import describe_dataset
 from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE, BuildInfo, Manifest, SplitCounts
@@ -39,7 +41,7 @@ def make_rows(seed: int) -> list[Row]:
                     "start": 5000 * crop,
                     "num_valid_samples": int(random.choice([2500, 4000, 5000])),
                     "sampling_rate": 500.0,
-                    "leads": ["I"],
+                    "leads": ["I"] if recording % 3 else list(LEADS),
                     "labels": labels,
                     "num_clipped": 0,
                     "num_flat_leads": 0,
@@ -93,6 +95,12 @@ def test_counts_are_those_of_a_naive_count(tmp_path: Path, monkeypatch: pytest.M
     assert [text for text in found if text.startswith(SPLITS)] == table
     recordings = {(row["source"], row["recording"]): ",".join(row["labels"]).split(",") for row in rows if row["labels"]}
     labels = Counter(code for codes in recordings.values() for code in codes)
-    listed = {text.split()[0]: int(text.split()[1]) for text in found if text.split()[-1:] and "%" in text}
+    listed = {text.split()[0]: int(text.split()[1]) for text in found if "%" in text and "of crops" not in text}
     assert listed == labels
+    num_mono = sum(row["leads"] == ["I"] for row in rows) / len(rows)
+    shares = {f"I ({100 * num_mono:.1f} % of crops)", f"all 12 ({100 - 100 * num_mono:.1f} % of crops)"}
+    assert {text for text in found if text.startswith("leads ")} <= {
+        f"leads {', '.join(order)}" for order in permutations(shares)
+    }
+    assert "recorded at 500 Hz (100.0 % of crops)" in found
     assert found[-2:] == ["recordings not used: 0", "used only in part: 0"]

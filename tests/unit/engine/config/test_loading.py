@@ -292,3 +292,9 @@ def test_a_preset_is_found_in_the_package_from_any_folder(tmp_path: Path, monkey
     (tmp_path / "configs" / "quickstart.yaml").write_text("train: {steps: 7}\n")
     with pytest.raises(UserError, match=r"^configs/quickstart.yaml: "):
         load_config([Path("configs/quickstart.yaml")])
+
+
+@pytest.mark.parametrize("key", ["optimizer.lr", "lr", "learning_rate", "train.learning_rate"])
+def test_the_learning_rate_is_suggested(key: str) -> None:
+    with pytest.raises(UserError, match=r"did you mean 'optimizer\.learning_rate'"):
+        load(f"{key}=1e-3")

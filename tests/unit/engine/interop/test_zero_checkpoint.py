@@ -1,6 +1,7 @@
 """A run's checkpoint, of every format version and ZeRO stage, to the native folder."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,20 @@ def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
     provenance = engine.models.load(tmp_path / "model").config.provenance
     assert find_pretraining_set(provenance) == PretrainingSet.model_validate(origin)
     assert find_pretraining_set({}) is None
+
+
+def test_of_a_run_the_checkpoint_with_the_lowest_loss_is_converted_or_the_newest(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(UserError, match="contains no checkpoint"):
+        import_checkpoint(tmp_path, tmp_path / "none")
+    for step in (3, 5, 9):
+        write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step)
+    assert import_checkpoint(tmp_path, tmp_path / "newest")[1].startswith("converted step-00000009, the newest")
+    for step, score in ((3, 2.0), (5, 1.0)):
+        shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
+        write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step, score=score)
+    assert import_checkpoint(tmp_path, tmp_path / "best")[1].startswith("converted step-00000005, which has the lowest")
+    assert engine.models.load(tmp_path / "best").config.provenance["step"] == 5
 
 
 @OLD

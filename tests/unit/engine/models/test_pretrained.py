@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from saved_model import save_tiny_classifier, save_tiny_encoder
-from tiny_model import tiny_model
+from tiny_model import tiny_encoder_options, tiny_model
 from torch import Tensor, nn
 
 import engine.models
@@ -361,3 +361,32 @@ def test_leads_of_fine_tuning_must_be_the_models() -> None:
     config, _ = random_tensors("encoder")
     with pytest.raises(ValueError, match="'trained_leads' must be among 'leads'"):
         ModelConfig.model_validate(config.model_dump() | {"trained_leads": ("I", "V7")})
+
+
+def test_a_created_model_depends_on_its_seed_alone_and_saves_itself(tmp_path: Path) -> None:
+    options = tiny_encoder_options()
+    before = torch.get_rng_state()
+    model, same, other = (engine.models.create(options, leads=["I", "V2"], seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    segments = torch.randn(2, 2, 200)
+    assert torch.equal(model(segments), same.embed(segments))
+    assert not torch.equal(model(segments), other(segments))
+    model.save(tmp_path / "model")
+    assert torch.equal(engine.models.load(tmp_path / "model")(segments), model(segments))
+    with pytest.raises(UserError, match="unknown architecture 'large'; known: base"):
+        engine.models.create("large")
+
+
+@pytest.mark.parametrize("kind", ["pretraining", "classifier"])
+def test_a_loaded_model_saves_all_its_tensors(kind: str, tmp_path: Path) -> None:
+    config, tensors = random_tensors(kind)
+    engine.models.save(tmp_path / "one", config, tensors)
+    model = engine.models.load(tmp_path / "one")
+    model.save(tmp_path / "two")
+    assert all((tmp_path / folder / "model.safetensors").exists() for folder in ("one", "two"))
+    again = safetensors.torch.load_file(tmp_path / "two" / "model.safetensors")
+    assert again.keys() == tensors.keys()
+    if kind == "classifier":
+        segments = torch.randn(1, 12, 200)
+        assert torch.equal(model(segments), model.logits(segments))
+        model(segments).sum().backward()
