@@ -2,7 +2,7 @@
 
     python engine/embed.py --model DIR --input DATASET_OR_WFDB_FOLDER --output OUT.npz [--leads I,II] [--split NAME]
 
-OUT.npz contains ``key`` [N], ``embedding`` float32 [N, segments, width], and ``num_segments`` [N], sorted by key.
+``--help`` describes OUT.npz.
 """
 
 import argparse
@@ -20,10 +20,10 @@ from engine.models import load
 
 _DESCRIPTION = """Computes embeddings of ECG recordings, one vector per 5-s segment.
 
-OUT.npz contains key [N], embedding float32 [N, segments, width] (NaN for incomplete segments) and num_segments [N]
-(complete segments), sorted by key. Recordings may have any sampling rate and any of the 12 leads: they are cut into
-crops as `ecg-data build` does, and missing leads are set to zero. What cannot be read is listed; the rest is written,
-and the exit status is 1."""
+OUT.npz contains embedding float32 [N, segments, width] (NaN for incomplete segments), num_segments [N] (complete
+segments), and key, source, recording, leads and labels [N] (text, comma-separated), sorted by key. Recordings may have
+any sampling rate and any of the 12 leads: they are cut into crops as `ecg-data build` does, and missing leads are set to
+zero. What cannot be read is listed; the rest is written, and the exit status is 1."""
 
 _EXAMPLE = "python engine/embed.py --model models/first --input recordings/clinic --output clinic.npz --leads I,II"
 

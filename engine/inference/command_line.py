@@ -4,7 +4,7 @@ import argparse
 import os
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -13,7 +13,7 @@ from data_tools.command_line import Parser
 from data_tools.leads import LEADS
 from engine.data.options import find_leads
 from engine.device import DTYPES
-from engine.inference.run import Runner, Summary
+from engine.inference.run import NUM_EXAMPLES, Runner, Summary
 from engine.options import UserError
 
 _EXIT_INCOMPLETE = 1
@@ -86,10 +86,16 @@ def finish(script: str, summary: Summary, done: str) -> int:
         done: "embedded" or "predicted".
     """
     for names, num_crops in summary.missing_leads.most_common():
-        print_error(script, f"{num_crops} crops lack {', '.join(names)}, which were set to zero")
+        leads, recordings = shorten(names), shorten(summary.examples[names], NUM_EXAMPLES)
+        print_error(script, f"{num_crops} crops lack {leads}, which were set to zero; recordings: {recordings}")
     if summary.num_skipped:
         print_error(script, f"{summary.num_skipped} recordings or parts of recordings could not be {done} (listed above)")
     return _EXIT_INCOMPLETE if summary.num_skipped else 0
+
+
+def shorten(names: Sequence[str], num_names: int = 6) -> str:
+    """Returns a list of names as text, with an ellipsis after so many."""
+    return ", ".join([*names[:num_names], *(["..."] if len(names) > num_names else [])])
 
 
 def print_error(script: str, message: str) -> None:

@@ -22,7 +22,7 @@ from data_tools.sources import make_source
 from data_tools.sources.protocol import RecordingFile, Source
 from engine.options import UserError
 
-COLUMNS = ("key", "source", "recording", "shard", "offset", "num_valid_samples", "leads", "signal_hash")
+COLUMNS = ("key", "source", "recording", "shard", "offset", "num_valid_samples", "leads", "labels", "signal_hash")
 _CROPS_PER_UNIT = 16
 _LISTING_FILE = "recordings.sqlite"
 # This source reads any folder of WFDB recordings.
@@ -40,6 +40,7 @@ class Crop:
         signal: int16 [12, 5000] in uV at 500 Hz, in the order of LEADS; missing leads are zero.
         num_valid_samples: number of samples before the padding.
         leads: names of the recorded leads.
+        labels: codes of the recording's diagnoses.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Crop:
     signal: NDArray[np.int16]
     num_valid_samples: int
     leads: tuple[str, ...]
+    labels: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def crops_of(dataset: Dataset, total: int, tables: Callable[[], Iterable[pa.Tabl
     def read(rows: pa.Table) -> Iterator[Crop | Skipped | None]:
         for signal, row in zip(store.read_rows(rows), rows.to_pylist(), strict=True):
             place = row["key"], row["source"], row["recording"]
-            yield Crop(*place, signal, row["num_valid_samples"], tuple(row["leads"]))
+            yield Crop(*place, signal, row["num_valid_samples"], tuple(row["leads"]), tuple(row["labels"]))
             yield None
 
     return Input(total, "crop", parts, read, close=lambda: None)
@@ -166,7 +168,7 @@ def _open_recordings(path: Path, scratch: Path) -> Input:
             for recording, crop in usable_crops(source, part, skip_reasons):
                 num_crops += 1
                 place = crop_key(recording, crop), recording.source, recording.name
-                yield Crop(*place, crop.signal, crop.num_valid_samples, recording.leads)
+                yield Crop(*place, crop.signal, crop.num_valid_samples, recording.leads, recording.labels)
             for reason in skip_reasons.reasons(num_crops):
                 yield Skipped(printable(part.location), reason)
         yield None

@@ -1,7 +1,7 @@
 """Applies a model to a whole input, and embeds or predicts into a file."""
 
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from engine.inference.store import EmbeddingStore
 from engine.options import UserError
 from engine.prefetch import prefetch
 
+NUM_EXAMPLES = 3
 EMBEDDING_SUFFIXES = (".npz",)
 PREDICTION_SUFFIXES = (".parquet", ".csv")
 
@@ -32,6 +33,7 @@ class Summary:
         num_recordings: recordings in the output of :func:`predict_input`.
         num_skipped: recordings, or parts of them, that could not be used.
         missing_leads: number of crops by the leads in use that they lack; these were zeros.
+        examples: by the same leads, the first few recordings that lack them.
     """
 
     num_crops: int = 0
@@ -39,6 +41,7 @@ class Summary:
     num_recordings: int = 0
     num_skipped: int = 0
     missing_leads: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    examples: defaultdict[tuple[str, ...], list[str]] = field(default_factory=lambda: defaultdict(list))
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class Runner:
             return False
         if missing:
             summary.missing_leads[missing] += 1
+            examples = summary.examples[missing]
+            if len(examples) <= NUM_EXAMPLES and crop.recording not in examples:
+                examples.append(crop.recording)
         return True
 
 
@@ -132,7 +138,7 @@ def embed_input(
         closing(EmbeddingStore(scratch, embedder.num_segments, embedder.width)) as store,
     ):
         for crops, embeddings, num_segments in runner.apply(embedder, source, summary, "embedding"):
-            store.add([crop.key for crop in crops], embeddings, num_segments)
+            store.add(crops, embeddings, num_segments)
         if not len(store):
             raise UserError(f"{path}: none of the recordings could be embedded (listed above); {out} was not written")
         store.write(out)

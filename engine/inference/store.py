@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
+from engine.inference.inputs import Crop
 
+_TEXTS = ("key", "source", "recording", "leads", "labels")
 _ROWS_PER_BLOCK = 256
 # Timestamp of the archive's members, constant so that equal embeddings give equal bytes: the earliest in a zip file.
 _TIMESTAMP = (1980, 1, 1, 0, 0, 0)
@@ -37,7 +39,8 @@ class EmbeddingStore:
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute(
-            "CREATE TABLE crops (key TEXT PRIMARY KEY, position INTEGER, num_segments INTEGER) WITHOUT ROWID"
+            "CREATE TABLE crops (key TEXT PRIMARY KEY, source TEXT, recording TEXT, leads TEXT, labels TEXT, "
+            "position INTEGER, num_segments INTEGER) WITHOUT ROWID"
         )
         self._num_crops = 0
 
@@ -49,41 +52,46 @@ class EmbeddingStore:
     def __len__(self) -> int:
         return self._num_crops
 
-    def add(self, keys: Sequence[str], embeddings: NDArray[np.float32], num_segments: NDArray[np.int64]) -> None:
+    def add(self, crops: Sequence[Crop], embeddings: NDArray[np.float32], num_segments: NDArray[np.int64]) -> None:
         """Adds crops.
 
         Args:
-            keys: N unique keys.
+            crops: N crops with unique keys.
             embeddings: [N, K, D].
             num_segments: [N], number of complete segments.
 
         Raises:
             ValueError: a key exists already.
         """
-        assert embeddings.shape == (len(keys), *self._shape), f"unexpected shape {embeddings.shape}"
-        positions = range(self._num_crops, self._num_crops + len(keys))
+        assert embeddings.shape == (len(crops), *self._shape), f"unexpected shape {embeddings.shape}"
+        positions = range(self._num_crops, self._num_crops + len(crops))
         try:
-            rows = zip(keys, positions, num_segments.tolist(), strict=True)
-            self._database.executemany("INSERT INTO crops VALUES (?, ?, ?)", rows)
+            rows = (
+                (crop.key, crop.source, crop.recording, ",".join(crop.leads), ",".join(crop.labels), position, count)
+                for crop, position, count in zip(crops, positions, num_segments.tolist(), strict=True)
+            )
+            self._database.executemany("INSERT INTO crops VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.IntegrityError:
-            raise ValueError(f"duplicate key among {keys[0]} to {keys[-1]}: keys must be unique") from None
+            raise ValueError(f"duplicate key among {crops[0].key} to {crops[-1].key}: keys must be unique") from None
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
-        self._num_crops += len(keys)
+        self._num_crops += len(crops)
 
     def write(self, out: Path) -> None:
         """Writes the .npz file atomically.
 
-        It contains ``key`` [N] (text), ``embedding`` float32 [N, K, D] and ``num_segments`` int64 [N], sorted by key (by code
-        points, like NumPy and Python).
+        It contains ``embedding`` float32 [N, K, D], ``num_segments`` int64 [N] and, as text [N], ``key``, ``source``,
+        ``recording``, ``leads`` and ``labels`` (comma-separated), sorted by key (by code points, like NumPy and Python).
 
         Raises:
             OSError: the file cannot be written.
         """
-        (key_length,) = self._database.execute("SELECT MAX(LENGTH(key)) FROM crops").fetchone()
-        keys = (np.array(block, dtype=f"<U{key_length or 1}") for block in self._blocks("key"))
         counts = (np.array(block, dtype="<i8") for block in self._blocks("num_segments"))
         with atomic_write(out) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            _write_array(archive, "key", f"<U{key_length or 1}", (self._num_crops,), keys)
+            for name in _TEXTS:
+                (length,) = self._database.execute(f"SELECT MAX(LENGTH({name})) FROM crops").fetchone()  # noqa: S608
+                dtype = f"<U{length or 1}"
+                blocks = (np.array(block, dtype=dtype) for block in self._blocks(name))
+                _write_array(archive, name, dtype, (self._num_crops,), blocks)
             _write_array(archive, "embedding", "<f4", (self._num_crops, *self._shape), self._embeddings())
             _write_array(archive, "num_segments", "<i8", (self._num_crops,), counts)
 

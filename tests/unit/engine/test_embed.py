@@ -71,6 +71,8 @@ def test_a_dataset(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None
     opened = Dataset.open(dataset)
     keys = sorted(key for split in opened.splits for key in opened.samples(split, ["key"])["key"].to_pylist())
     assert result["key"].tolist() == keys
+    for name in ("labels", "leads"):
+        assert result[name].tolist() == [",".join(opened.read_crop(key)[1][name]) for key in keys]
     assert result["embedding"].shape == (52, 2, 32)
     for place in (0, 4, 51):
         crop, row = opened.read_crop(keys[place])
@@ -168,7 +170,8 @@ def test_missing_leads_are_zeros_and_reported(run: Run, model: Path, tmp_path: P
     write_recording(tmp_path / "in", "S", random_signal(1))
     status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert status == 0
-    assert err == "embed: 1 crops lack III, aVR, aVL, aVF, V1, V3, V4, V5, V6, which were set to zero\n"
+    assert err == "embed: 1 crops lack III, aVR, aVL, aVF, V1, V3, ..., which were set to zero; recordings: R\n"
+    assert read(tmp_path / "out.npz")["leads"].tolist() == ["I,II,V2", ",".join(LEADS)]
     padded = np.zeros((12, 2500))
     padded[[0, 1, 7]] = signal_uv[[0, 1, 7], :2500] / 1000
     np.testing.assert_allclose(read(tmp_path / "out.npz")["embedding"][0, 0], embed(model, padded), atol=1e-5)

@@ -24,7 +24,7 @@ def make_crops(num_valid: Sequence[int], leads: tuple[str, ...] = LEADS) -> list
         signal = random_signal(number)
         signal[:, valid:] = 0
         signal[[lead not in leads for lead in LEADS]] = 0
-        crops.append(Crop(f"crop-{number}", "test", f"r{number}", signal, valid, leads))
+        crops.append(Crop(f"crop-{number}", "test", f"r{number}", signal, valid, leads, ()))
     return crops
 
 
