@@ -334,6 +334,12 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("dataset", metavar="DATASET", type=Path)
     command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
+    command.add_argument(
+        "--layout",
+        choices=["12x1", "3x4"],
+        default="12x1",
+        help="12x1: 10 s of each lead (default); 3x4: 2.5 s of each lead, and 10 s of lead II, as in the clinic",
+    )
     command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
     command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
     command.add_argument("--predictions", metavar="FILE", type=Path, help="print the predictions of engine/predict.py on it")
@@ -357,7 +363,7 @@ def _plot(options: argparse.Namespace) -> int:
     if options.augment:
         plot_gallery(signal, metadata, options.seed or 0, options.out)
     else:
-        plot_crop(signal, metadata, options.out)
+        plot_crop(signal, metadata, options.out, options.layout)
     _print(f"{options.out}: {options.key}")
     return 0
 

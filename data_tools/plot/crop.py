@@ -1,9 +1,9 @@
-"""Plots a crop on ECG paper, all 10 s of every lead."""
+"""Plots a crop on ECG paper: all 10 s of every lead, or as in the clinic, 2.5 s of each lead and 10 s of lead II."""
 
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,17 +12,26 @@ from matplotlib.patches import Rectangle
 from numpy.typing import NDArray
 
 from data_tools.diagnoses import DIAGNOSES
+from data_tools.heart_rate import find_heart_rate
 from data_tools.leads import LEADS
 from data_tools.plot import ecg_paper as paper
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 
 PIXELS_PER_MM = 10
 HEADER = 17.0  # above the paper
-FOOTER = 6.0  # below it
+FOOTER = 9.0  # below it, with the time axis
 _PREDICTION = 5.0  # a further line of the header
 
 _TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
+_ABOVE = 6.0  # of a name above its trace
 _LABELS_WIDTH = 140  # characters that fit into the line
+
+Layout = Literal["12x1", "3x4"]
+# Rows of leads, which share the time of their row evenly.
+_LAYOUTS: dict[Layout, tuple[tuple[str, ...], ...]] = {
+    "12x1": tuple((lead,) for lead in LEADS),
+    "3x4": (("I", "aVR", "V1", "V4"), ("II", "aVL", "V2", "V5"), ("III", "aVF", "V3", "V6"), ("II",)),
+}
 
 _PADDED = "#c9ced6"
 
@@ -38,7 +47,11 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
     if metadata["start"]:
         name += f", from {metadata['start'] / SAMPLING_RATE:g} s"
     years = "age unknown" if metadata["age"] is None else f"{metadata['age']:g} years"
-    person = f"patient {metadata['patient']}   {years}   sex {metadata['sex'] or 'unknown'}"
+    person = f"{years}   sex {metadata['sex'] or 'unknown'}"
+    # Where the corpus does not know patients, each recording is its own.
+    patient = str(metadata["patient"]).removeprefix(f"{metadata['source']}/")
+    if patient != metadata["recording"]:
+        person = f"patient {patient}   {person}"
     names = [DIAGNOSES.get(code, f"SNOMED {code}") for code in metadata["labels"]]
     style: dict[str, Any] = {"color": paper.INK, "va": "top", "parse_math": False, "clip_on": True}
     axes.text(left, top, name, fontsize=11, fontweight="bold", **style)
@@ -64,22 +77,30 @@ def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_va
     axes.text(end - 2, bottom + height - 2, text, fontsize=8, color=paper.INK, ha="right", va="top", zorder=4)
 
 
-def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Figure:
+def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], layout: Layout = "12x1") -> Figure:
     """Draws a crop on ECG paper.
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
         metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not among ``leads`` are marked as
             missing; what comes after ``num_valid_samples`` is shaded as padding. A ``prediction`` is a further line of text.
+        layout: ``12x1``, a row per lead, or ``3x4``: three rows of four leads, 2.5 s of each, above 10 s of lead II.
 
     Returns:
-        A figure in true size with a row per lead, 25 mm/s, 10 mm/mV.
+        A figure in true size, 25 mm/s, 10 mm/mV.
     """
     assert signal_uv.shape == (len(LEADS), CROP_SAMPLES), signal_uv.shape
     missing = missing_leads(metadata)
     num_valid: int = metadata["num_valid_samples"]
     signal = signal_uv / 1000
-    down = paper.baselines(signal)
+    rows = _LAYOUTS[layout]
+    places = [np.array_split(np.arange(CROP_SAMPLES), len(leads)) for leads in rows]
+    row_of = {lead: row for row, lead in enumerate(LEADS)}
+    traces = [
+        np.concatenate([signal[row_of[lead], place] for lead, place in zip(leads, split, strict=True)])
+        for leads, split in zip(rows, places, strict=True)
+    ]
+    down = paper.baselines(np.stack(traces))
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
     header = HEADER + (_PREDICTION if "prediction" in metadata else 0.0)
     height = sheet_height + header + FOOTER + 2 * paper.MARGIN
@@ -88,24 +109,29 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any]) -> Fi
     sheet = paper.draw_sheet(axes, paper.MARGIN, bottom, sheet_width, sheet_height)
     draw_header(axes, paper.MARGIN, height - paper.MARGIN, metadata)
     start = paper.MARGIN + paper.LABEL
-    for lead, trace, offset in zip(LEADS, signal, down, strict=False):
+    for leads, split, trace, offset in zip(rows, places, traces, down, strict=False):
         zero = bottom + sheet_height - float(offset)
-        paper.draw_lead_name(axes, paper.MARGIN, zero, lead)
-        if lead in missing:
-            axes.text(start + 2, zero, "missing", fontsize=9, style="italic", color=paper.NOTE, va="center", zorder=4)
-        else:
-            paper.draw_trace(axes, sheet, zero, trace[:num_valid])
+        for lead, place in zip(leads, split, strict=True):
+            first, x = int(place[0]), paper.MM_PER_SECOND * place[0] / SAMPLING_RATE
+            # The name of the first lead is left of the paper's trace, that of others above it.
+            paper.draw_lead_name(axes, paper.MARGIN if first == 0 else start + x, zero + (first > 0) * _ABOVE, lead)
+            if lead in missing:
+                axes.text(start + x + 2, zero, "missing", fontsize=9, style="italic", color=paper.NOTE, va="center", zorder=4)
+            else:
+                paper.draw_trace(axes, sheet, zero, trace[first : min(int(place[-1]) + 1, num_valid)], first)
     paper.draw_calibration(axes, paper.MARGIN, bottom + sheet_height - float(down[0]))
     if num_valid < CROP_SAMPLES:
         _draw_padding(axes, start, bottom, sheet_height, num_valid)
-    draw_footer(axes, metadata)
+    paper.draw_seconds(axes, paper.MARGIN, bottom, CROP_SAMPLES)
+    rate = find_heart_rate(signal[:, :num_valid])
+    draw_footer(axes, metadata, "" if rate is None else f"   heart rate {rate:.0f}/min")
     return figure
 
 
-def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Path) -> None:
+def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Path, layout: Layout = "12x1") -> None:
     """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
         ValueError: the suffix is unknown, or the file cannot be written.
     """
-    paper.save_figure(crop_figure(signal_uv, metadata), out)
+    paper.save_figure(crop_figure(signal_uv, metadata, layout), out)

@@ -94,12 +94,20 @@ def draw_calibration(axes: Axes, left: float, zero: float) -> None:
     axes.plot(x, y, color=INK, linewidth=0.7, solid_joinstyle="miter", zorder=3)
 
 
-def draw_trace(axes: Axes, sheet: Rectangle, zero: float, signal: NDArray[np.floating]) -> None:
-    """Draws a lead, [T] in mV at 500 Hz, clipped to its sheet; ``zero`` is the height of its baseline on the page."""
-    x = sheet.get_x() + LABEL + MM_PER_SECOND * np.arange(len(signal)) / SAMPLING_RATE
+def draw_trace(axes: Axes, sheet: Rectangle, zero: float, signal: NDArray[np.floating], start: int = 0) -> None:
+    """Draws a lead, [T] in mV at 500 Hz, clipped to its sheet, from a sample; ``zero`` is the height of its baseline."""
+    x = sheet.get_x() + LABEL + MM_PER_SECOND * (start + np.arange(len(signal))) / SAMPLING_RATE
     y = zero + MM_PER_MV * signal
     line = axes.plot(x, y, color=INK, linewidth=_TRACE_POINTS, solid_joinstyle="round", zorder=3)
     line[0].set_clip_path(sheet)
+
+
+def draw_seconds(axes: Axes, left: float, bottom: float, num_samples: int) -> None:
+    """Draws the time axis under a sheet: a number for each second."""
+    for second in range(num_samples // SAMPLING_RATE + 1):
+        text = f"{second} s" if second == 0 else str(second)
+        x = left + LABEL + MM_PER_SECOND * second
+        axes.text(x, bottom - 0.8, text, fontsize=7, color=NOTE, ha="center", va="top", zorder=4)
 
 
 def draw_lead_name(axes: Axes, left: float, zero: float, lead: str) -> None:

@@ -22,8 +22,9 @@ from data_tools.plot import ecg_paper as paper
 from data_tools.plot.crop import FOOTER, HEADER, draw_footer, draw_header, missing_leads
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
 
-_PIXELS_PER_MM = 8
+_PIXELS_PER_MM = 4
 _COLUMNS = 3
+_MASKED_SAMPLES = SAMPLING_RATE // 4
 _TITLE = 12.0  # above each sheet
 _GAP = 8.0  # between sheets
 _SHEET = paper.LABEL + paper.MM_PER_SECOND * SEGMENT_SAMPLES / SAMPLING_RATE + paper.TAIL
@@ -88,9 +89,21 @@ def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDAr
         zero = bottom + height - float(offset)
         paper.draw_lead_name(axes, left, zero, lead)
         paper.draw_trace(axes, sheet, zero, trace)
+        if trace.any():
+            _draw_masked_spans(axes, trace, left, zero)
         note = "" if trace.any() else notes.get(lead, "masked")
         axes.text(left + paper.LABEL + 2, zero + 1, note, fontsize=8, style="italic", color=paper.NOTE, va="bottom", zorder=4)
     paper.draw_calibration(axes, left, bottom + height - float(down[0]))
+
+
+def _draw_masked_spans(axes: Axes, trace: NDArray[np.float32], left: float, zero: float) -> None:
+    """Marks where a lead is zero for so long that it was masked in time."""
+    edges = np.flatnonzero(np.diff(trace != 0, prepend=True, append=True))
+    for first, end in edges.reshape(-1, 2):
+        if end - first >= _MASKED_SAMPLES:
+            x, stop = left + paper.LABEL + paper.MM_PER_SECOND * np.array([first, end]) / SAMPLING_RATE
+            axes.plot([x, stop], [zero, zero], color=paper.NOTE, linewidth=4, alpha=0.25, solid_capstyle="butt", zorder=2)
+            axes.text(x + 2, zero + 1, "masked", fontsize=8, style="italic", color=paper.NOTE, va="bottom", zorder=4)
 
 
 def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], seed: int) -> Figure:
@@ -121,6 +134,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], se
         for column, panel in enumerate(row):
             left = paper.MARGIN + column * (_SHEET + _GAP)
             _draw_panel(axes, panel, left, bottom, down, notes)
+            paper.draw_seconds(axes, left, bottom, SEGMENT_SAMPLES)
         top = bottom - _GAP
     draw_footer(axes, metadata, f"   first 5 s   seed {seed}")
     return figure

@@ -99,6 +99,29 @@ def test_many_labels_stay_on_the_page(signal: NDArray[np.int16]) -> None:
     assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in figure.axes[0].texts)
 
 
+def test_the_patient_is_named_where_the_corpus_knows_one(signal: NDArray[np.int16]) -> None:
+    assert "patient" not in texts(crop_figure(signal, METADATA | {"patient": "georgia/E07500"}))
+    assert "patient P1 " in texts(crop_figure(signal, METADATA | {"patient": "georgia/P1"}))
+
+
+def test_the_clinical_layout_has_short_leads_in_columns_and_a_rhythm_strip(signal: NDArray[np.int16]) -> None:
+    figure = crop_figure(signal, METADATA, "3x4")
+    lines = figure.axes[0].lines[:13]
+    columns = [("I", "aVR", "V1", "V4"), ("II", "aVL", "V2", "V5"), ("III", "aVF", "V3", "V6")]
+    for number, lead in enumerate(lead for row in columns for lead in row):
+        start = 1250 * (number % 4)
+        x, y = (np.asarray(values) for values in lines[number].get_data())
+        own = signal[LEADS.index(lead), start : start + 1250] / 100
+        np.testing.assert_allclose(y - y[0], own - own[0], atol=1e-6)
+        assert x[0] == pytest.approx(25 + start / 20)
+    assert len(np.asarray(lines[12].get_xdata())) == 5000
+    assert texts(figure).splitlines().count("II") == 2
+
+
+def test_the_time_axis_has_seconds(signal: NDArray[np.int16]) -> None:
+    assert {"0 s", *map(str, range(1, 11))} <= set(texts(crop_figure(signal, METADATA)).splitlines())
+
+
 def test_padding_is_shaded_and_not_drawn(signal: NDArray[np.int16], tmp_path: Path) -> None:
     signal[:, 3000:] = 0
     whole = crop_figure(signal, METADATA)

@@ -148,7 +148,7 @@ def test_gallery_from_the_command_line(recordings_dataset: Path, tmp_path: Path,
     assert default == zero != seven
     assert main([*command, str(tmp_path / "gallery.png")]) == 0
     with Image.open(tmp_path / "gallery.png") as image:
-        assert image.width == 471 * 8  # millimeters, pixels to each
+        assert image.width == 471 * 4  # millimeters, pixels to each
         assert sum(image.convert("L").histogram()[:77]) > 0.01 * image.width * image.height  # ink
 
 
