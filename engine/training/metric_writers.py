@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from data_tools.files import write_text
 from engine.config import RunConfig
+from engine.options import UserError
 
 _logger = logging.getLogger(__name__)
 

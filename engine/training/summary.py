@@ -20,7 +20,7 @@ from engine.training.trainer import Trainer
 _PAPER_EPOCHS = 200
 _VALIDATION = "masked and augmented as in training, without dropout"
 # Panels of the plot besides the losses and accuracies.
-_PANELS = ("code_perplexity", "similarity_global", "learning_rate", "gradient_norm")
+_PANELS = ("code_perplexity", "cosine_patients", "learning_rate", "gradient_norm")
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_accuracy_is_the_share_of_positives_above_every_negative() -> None:
     patient = torch.tensor([0, 0, 0, 0, 1, 1])
     logits = torch.where(patient == patient[:, None], 1.0, -1.0)
     logits[0] = torch.tensor([9.0, 3, 1, 3, 2, 0])
-    comparison = Comparison(logits, torch.arange(6), patient, patient, torch.zeros(()))
+    comparison = Comparison(logits, torch.arange(6), patient, patient)
     metrics = patient_loss(comparison)[1]
     assert metrics["accuracy_global"].item() == pytest.approx(13 / 14)
     assert metrics["chance_global"].item() == pytest.approx((12 / 3 + 2 / 5) / 14)
