@@ -21,8 +21,8 @@ PAPER, QUICKSTART = CONFIGS / "pretrain" / "w2v_cmsc_rlm.yaml", CONFIGS / "quick
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
 
-def load(*overrides: str, file: Path = PAPER) -> PretrainConfig:
-    return load_config(PretrainConfig, [file], overrides)
+def load(*overrides: str, files: Sequence[Path] = (PAPER,)) -> PretrainConfig:
+    return load_config(PretrainConfig, files, ["train.micro_batch_size=null", *overrides])
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_unused_parameters_decay_the_same_at_every_stage(make_backend: MakeBacke
     tiny = [override for override in TINY if not override.startswith("objective.")]
     changed = ["train.precision=fp32", "objective={name: cmsc}", "optimizer.weight_decay=0.5", "optimizer.learning_rate=0.01"]
     for stage in (0, 1):
-        config = load(*tiny, *changed, f"zero.stage={stage}", file=QUICKSTART)
+        config = load(*tiny, *changed, f"zero.stage={stage}", files=[QUICKSTART])
         backend = make_backend(PretrainingTask(config).model, config)
         segments, patient = random_batch(4)
         for step in range(3):
@@ -188,7 +188,7 @@ def test_a_compiled_step_has_the_same_loss_and_never_generalizes_over_shapes(
 
     # The real compiler takes half a minute.
     monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **options: compile_(self, backend=compiler, **options))
-    config = load(*TINY, "train.precision=fp32", f"compute.compile={target}", file=QUICKSTART)
+    config = load(*TINY, "train.precision=fp32", f"compute.compile={target}", files=[QUICKSTART])
     backend, plain = make_backend(PretrainingTask(config).model, config), PretrainingTask(config).model
     num_graphs = []
     for num_pairs in (2, 3, 4):
@@ -235,5 +235,5 @@ def test_a_batch_that_cannot_be_divided_is_refused(world_size: int, micro: str) 
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_zero_files_override_a_preset(stage: int) -> None:
-    config = load_config(PretrainConfig, [PAPER, CONFIGS / "deepspeed" / f"zero{stage}.yaml"])
+    config = load(files=[PAPER, CONFIGS / "deepspeed" / f"zero{stage}.yaml"])
     assert deepspeed_config(config, 1)["zero_optimization"]["stage"] == stage
