@@ -83,6 +83,9 @@ class TrainOptions(Options):
     """Samples per rank and forward pass; gradients are accumulated up to batch_size. null: no accumulation; auto: the largest
     size that fits in the free memory, as in the presets. Global objectives draw their negatives from the micro-batches of all
     ranks, so it affects what is trained; a resumed run keeps its size."""
+    cache_embeddings: bool = False
+    """Compare all samples of a step in a global objective, not those of a micro-batch (GradCache): training then does not
+    depend on micro_batch_size. Each micro-batch is encoded twice, which takes about a third longer."""
     min_compared_samples: int | None = Field(None, gt=0)
     """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run with fewer says so."""
     precision: Precision = "bf16"

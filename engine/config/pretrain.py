@@ -36,6 +36,14 @@ class PretrainConfig(RunConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_cache(self) -> Self:
+        if self.train.cache_embeddings and self.objective.name == "w2v":
+            raise ValueError("train.cache_embeddings=true is for global objectives, and w2v is local: set it to false")
+        if self.train.cache_embeddings and self.compute.compile == "model":
+            raise ValueError("train.cache_embeddings=true does not work with compute.compile=model: set compute.compile=blocks")
+        return self
+
     def notices(self) -> list[str]:
         """See :class:`RunConfig`."""
         if OBJECTIVES[self.objective.name].pairs["crop"] != "same" or self.data.augmentations.chosen():

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from engine.models import Encoder, EncoderOutput
+from engine.models import Encoder
 from engine.objectives.contrast import GlobalObjective, GlobalOptions, PairForm, Positives, pair_loss
 from engine.options import Options
 
@@ -37,8 +37,8 @@ class CMSC(GlobalObjective):
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; segments are encoded without masking."""
         del draws
-        return self.global_loss(encoder(segments.flatten(0, 1)), patient)
+        return self.global_loss(encoder(segments.flatten(0, 1)).context, patient)
 
-    def global_loss(self, output: EncoderOutput, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns loss and metrics from the encoder's output for the 2 N segments of this rank; patient int64 [N]."""
-        return pair_loss(self.compare(output.context, patient), self.options.form, self.options.positives)
+    def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`GlobalObjective`."""
+        return pair_loss(self.compare(context, patient), self.options.form, self.options.positives)

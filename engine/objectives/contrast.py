@@ -9,6 +9,7 @@ Rows 2 m and 2 m + 1 of the batch are the two segments of pair m.
 Legend: N pairs of this rank, M pairs of all ranks, T tokens, D width.
 """
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple
 
@@ -19,6 +20,7 @@ from torch.nn import functional as F
 
 from engine.collectives import gather_ranks, rank
 from engine.models import EncoderOptions
+from engine.objectives.embedding_cache import EmbeddingCache
 from engine.objectives.protocol import Identity, Objective
 from engine.options import Options
 
@@ -60,14 +62,27 @@ class Comparison(NamedTuple):
 
 
 class GlobalObjective(Objective):
-    """An objective that compares segments."""
+    """An objective that compares segments.
+
+    Attributes:
+        cache: compares the segments of all micro-batches of a step; ``None``: those of a micro-batch are compared.
+    """
 
     options_class: ClassVar[type[Options]] = GlobalOptions
     options: GlobalOptions
+    cache: EmbeddingCache | None = None
 
     def __init__(self, options: GlobalOptions, encoder_options: EncoderOptions) -> None:
         super().__init__(options, encoder_options)
         self.identity = options.identity
+
+    def global_loss(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns loss and metrics from the encoder's output [2 N, T, D] and patients int64 [N] of a micro-batch."""
+        return (self.cache.loss if self.cache else self.contrast)(context, patient)
+
+    @abstractmethod
+    def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Returns loss and metrics from the encoder's output [2 N, T, D] and patients int64 [N] of what is compared."""
 
     def compare(self, context: Tensor, patient: Tensor) -> Comparison:
         """Compares this rank's segments as the options say: the encoder's output [2 N, T, D] and patients int64 [N]."""

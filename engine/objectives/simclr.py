@@ -29,5 +29,8 @@ class SimCLR(GlobalObjective):
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; views are encoded without masking."""
         del draws
-        output = encoder(segments.flatten(0, 1))
-        return pair_loss(self.compare(output.context, patient), "ntxent")
+        return self.global_loss(encoder(segments.flatten(0, 1)).context, patient)
+
+    def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`GlobalObjective`."""
+        return pair_loss(self.compare(context, patient), "ntxent")

@@ -34,8 +34,11 @@ class ThreeKG(GlobalObjective):
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: None) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`; the views are encoded without masking."""
         del draws
-        output = encoder(segments.flatten(0, 1))
-        return patient_loss(self.compare(output.context, patient))
+        return self.global_loss(encoder(segments.flatten(0, 1)).context, patient)
+
+    def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """See :class:`GlobalObjective`."""
+        return patient_loss(self.compare(context, patient))
 
 
 def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:

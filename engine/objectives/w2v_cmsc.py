@@ -42,8 +42,10 @@ class W2VCMSC(Objective):
     def forward(self, encoder: Encoder, segments: Tensor, patient: Tensor, draws: W2VDraws) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`Objective`."""
         output = encoder(segments.flatten(0, 1), draws.mask)
+        global_, global_metrics = self.cmsc.global_loss(output.context, patient)
+        if self.cmsc.cache and self.cmsc.cache.is_first_pass:
+            return global_, global_metrics
         local, local_metrics = self.w2v.local_loss(output, draws)
-        global_, global_metrics = self.cmsc.global_loss(output, patient)
         return local + global_, local_metrics | global_metrics
 
     def flops_per_segment(self, num_tokens: int) -> float:

@@ -1,6 +1,7 @@
 """Self-supervised pre-training: an encoder and a pre-training objective."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from engine.data.batch import num_segments
 from engine.models import Encoder
 from engine.models.layers import Projection
 from engine.objectives import OBJECTIVES, PretrainingModel
+from engine.objectives.contrast import GlobalObjective
+from engine.objectives.embedding_cache import EmbeddingCache
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
 from engine.tasks.protocol import StepOutput, Task
@@ -44,6 +47,8 @@ class PretrainingTask(Task):
                 if isinstance(module, Projection):
                     module.reset_uniform()
         self.name = config.objective.name
+        self.needs_first_pass = config.train.cache_embeddings
+        self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
         self.pair = objective_class.pairs[config.sample_unit]
 
     @classmethod
@@ -76,9 +81,20 @@ class PretrainingTask(Task):
         loss, metrics = model(batch.segments, numbers[self.model.objective.identity], step, row0)
         return StepOutput(loss, metrics)
 
+    @contextmanager
+    def first_pass(self) -> Iterator[None]:
+        """See :class:`Task`; the embeddings of all micro-batches are compared."""
+        objective = self._global_objective
+        assert objective is not None  # the configuration was checked
+        objective.cache = EmbeddingCache(objective.contrast)
+        with objective.cache.first_pass():
+            yield
+
     def after_step(self, model: Any, step: int) -> None:
         """See :class:`Task`."""
         del model
+        if self._global_objective is not None:
+            self._global_objective.cache = None
         self.model.objective.after_step(step)
 
     def make_evaluator(self, num_batches: int) -> Evaluator:

@@ -6,6 +6,7 @@ To add a task: a file with a subclass of :class:`Task` and a script that trains 
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -63,6 +64,7 @@ class Task(ABC):
         name: the task's name in messages.
         model: the module that is trained; DeepSpeed wraps it.
         pair: which two segments of a crop a sample holds.
+        needs_first_pass: whether a step of several micro-batches passes over them twice, see :meth:`first_pass`.
         exports_model: whether a run ends with a model's folder, see :meth:`export`.
     """
 
@@ -70,6 +72,7 @@ class Task(ABC):
     name: str
     model: nn.Module
     pair: SegmentPair = "adjacent"
+    needs_first_pass: bool = False
     exports_model: ClassVar[bool] = False
 
     @abstractmethod
@@ -135,6 +138,10 @@ class Task(ABC):
             step: int64 scalar on the device: number of the optimizer step, from 0. Random draws may depend on it.
             row0: int64 scalar on the device: row of the first sample in the step's global batch.
         """
+
+    def first_pass(self) -> AbstractContextManager[None]:
+        """Encloses a pass over a step's micro-batches without gradient, before the one with; if :attr:`needs_first_pass`."""
+        raise NotImplementedError
 
     def after_step(self, model: Any, step: int) -> None:  # noqa: B027 -- most tasks need none
         """Runs after each optimizer step, for example to update a teacher's weights.

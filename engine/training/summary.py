@@ -85,10 +85,11 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
         text += f" as {num_micro_batches} micro-batches of {size}{per_rank}"
     if memory:
         text += f": {memory}{per_rank}"
-    if size * world_size < (train.min_compared_samples or 0):
+    if size * world_size < (train.min_compared_samples or 0) and not train.cache_embeddings:
         text += (
             f"\nwarning: the global objective compares {size * world_size} {unit} at a time, fewer than the preset's "
-            f"{train.min_compared_samples}: use more ranks, compute.activation_checkpointing=true or a device with more memory"
+            f"{train.min_compared_samples}: set train.cache_embeddings=true or "
+            f"compute.activation_checkpointing=true, or use more ranks or a device with more memory"
         )
     return text
 

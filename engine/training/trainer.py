@@ -4,6 +4,7 @@ import json
 import math
 import sys
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import NamedTuple
@@ -14,9 +15,10 @@ from torch import Tensor
 from data_tools.files import write_text
 from engine.config import RunConfig
 from engine.counter_rng import fold_key
+from engine.data import Batch
 from engine.device import DTYPES
 from engine.options import RankError, UserError
-from engine.tasks import Task
+from engine.tasks import StepOutput, Task
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 from engine.training.data import RunData
@@ -95,6 +97,7 @@ class Trainer:
         self._score = task.score(config)
         self._stop = StopRequest()
         self._watchdog = Watchdog(f"rank {ranks.rank}", 60 * config.train.timeout_minutes)
+        self._data_wait_seconds = 0.0  # of the present step
         self._in_flight: _InFlightStep | None = None
 
     def run(self) -> None:
@@ -154,25 +157,24 @@ class Trainer:
 
     def _train_step(self) -> None:
         clock = StepClock(self.ranks.device)
-        step, precision = self.state.step, self.config.train.precision
+        step = self.state.step
         if self.data.watch is not None:
             self.data.watch.advance(self.config.train.batch_size / self.data.splits["train"].store.num_samples)
-        micro_batch_size, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
+        _, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
         cursor: int = self.data.train.state_dict()["cursor"]
         rate = self.config.optimizer.learning_rate * self.config.optimizer.schedule.factor(step, self.state.num_steps)
         self.backend.model.train()
         self.backend.set_learning_rate(rate, step)
         means: dict[str, Tensor] = {}
-        data_wait_seconds = 0.0
-        for micro_batch in range(num_micro_batches):
-            wait_start = time.perf_counter()
-            self._watchdog.progress()
-            batch = next_batch(self.data.train, self.ranks)
-            data_wait_seconds += time.perf_counter() - wait_start
-            # Only dropout draws from torch's generator: seeded here, a resumed step drops the same values.
-            torch.manual_seed(fold_key([self.config.seed, step, micro_batch, self.ranks.rank]))
-            row0 = (micro_batch * self.ranks.world_size + self.ranks.rank) * micro_batch_size
-            output = run_batch(self.task, self.backend.model, batch, step=step, row0=row0, precision=precision)
+        self._data_wait_seconds = 0.0
+        batches: Iterable[Batch] = (self._next_batch() for _ in range(num_micro_batches))
+        if self.task.needs_first_pass and num_micro_batches > 1:
+            batches = list(batches)
+            with self.task.first_pass():
+                for number, batch in enumerate(batches):
+                    self._run_micro_batch(batch, number)
+        for number, batch in enumerate(batches):
+            output = self._run_micro_batch(batch, number)
             self.backend.backward(output.loss)
             for name, value in {"loss": output.loss, **output.metrics}.items():
                 part = value.detach() / num_micro_batches
@@ -186,7 +188,7 @@ class Trainer:
             self.state.step,
             self.ranks,
             means,
-            data_wait_seconds=data_wait_seconds,
+            data_wait_seconds=self._data_wait_seconds,
             peak_memory_bytes=peak_memory_bytes(self.ranks.device),
             stop_requested=self._stop.reason is not None,
         )
@@ -195,6 +197,21 @@ class Trainer:
         previous, self._in_flight = self._in_flight, _InFlightStep(metrics, clock, rate, cursor)
         if previous is not None:
             self._handle_metrics(previous)
+
+    def _next_batch(self) -> Batch:
+        wait_start = time.perf_counter()
+        self._watchdog.progress()
+        batch = next_batch(self.data.train, self.ranks)
+        self._data_wait_seconds += time.perf_counter() - wait_start
+        return batch
+
+    def _run_micro_batch(self, batch: Batch, number: int) -> StepOutput:
+        step, size = self.state.step, self.data.micro_batch_size
+        self._watchdog.progress()
+        # Only dropout draws from torch's generator: seeded here, a resumed step drops the same values.
+        torch.manual_seed(fold_key([self.config.seed, step, number, self.ranks.rank]))
+        row0 = (number * self.ranks.world_size + self.ranks.rank) * size
+        return run_batch(self.task, self.backend.model, batch, step=step, row0=row0, precision=self.config.train.precision)
 
     def _finish_in_flight(self) -> None:
         """Handles the metrics of the last step, before anything that must not happen after a non-finite loss."""

@@ -93,7 +93,7 @@ def test_own_rank_negatives_give_each_rank_its_own_global_loss(results: list[lis
         mask = draws.mask[2 * pairs.start : 2 * pairs.stop]
         output = model.encoder(segments[pairs].flatten(0, 1), mask)
         assert isinstance(model.objective, W2VCMSC)
-        expected, _ = model.objective.cmsc.global_loss(output, patient[pairs])
+        expected, _ = model.objective.cmsc.global_loss(output.context, patient[pairs])
         assert metrics["loss_global"] == pytest.approx(expected.item(), rel=1e-6)
 
 

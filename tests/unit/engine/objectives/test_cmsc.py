@@ -36,7 +36,7 @@ def test_value_and_gradient_equal_the_reference(
     context = torch.randn(2 * len(patients), num_tokens, 6)
     fast, slow = context.clone().requires_grad_(), context.double().requires_grad_()
     patient = torch.tensor(patients)
-    loss, _ = objective(form, temperature, positives).global_loss(as_output(fast), patient)
+    loss, _ = objective(form, temperature, positives).global_loss(as_output(fast).context, patient)
     expected = reference_losses.global_loss(slow.mean(1), patient, form, temperature, positives)
     torch.testing.assert_close(loss.double(), expected, rtol=1e-5, atol=1e-6)
     (actual_grad,) = torch.autograd.grad(loss, fast)
@@ -57,7 +57,7 @@ def test_other_crops_of_the_patient_are_not_candidates() -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_loss_and_accuracy_at_both_extremes(form: PairForm) -> None:
     directions = torch.eye(8)[:, None].repeat_interleave(2, 0)
-    loss, metrics = objective(form).global_loss(as_output(directions), torch.arange(8))
+    loss, metrics = objective(form).global_loss(as_output(directions).context, torch.arange(8))
     num_negatives = 14 if form == "ntxent" else 7
     assert metrics["cosine_pairs"] == 1
     assert metrics["cosine_patients"] == 0
@@ -65,7 +65,7 @@ def test_loss_and_accuracy_at_both_extremes(form: PairForm) -> None:
     assert loss.item() == pytest.approx(math.log1p(num_negatives * math.exp(-10)), abs=2e-6)
     assert metrics["accuracy_global"] == 1
     same = torch.eye(8)[:1, None].expand(16, 1, 8)
-    loss, metrics = objective(form).global_loss(as_output(same), torch.arange(8))
+    loss, metrics = objective(form).global_loss(as_output(same).context, torch.arange(8))
     assert loss.item() == pytest.approx(math.log(1 + num_negatives), rel=1e-5)
     assert loss.item() == pytest.approx(metrics["uniform_loss_global"].item(), rel=1e-5)
     assert metrics["accuracy_global"] == 0
