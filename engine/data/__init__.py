@@ -12,7 +12,7 @@ import torch
 
 from data_tools.augmentations import make_augmentations
 from data_tools.augmentations.chain import AugmentationChain
-from engine.data.batch import Batch, random_batch
+from engine.data.batch import Batch, lead_statistics, random_batch
 from engine.data.crops import CropStore, Split
 from engine.data.dali_loader import DaliLoader, is_dali_installed
 from engine.data.loader import Loader, LoaderSetup
@@ -40,6 +40,7 @@ def make_loader(
     device: torch.device | str = "cpu",
     pair: SegmentPair = "adjacent",
     labels: npt.NDArray[np.generic] | None = None,
+    with_statistics: bool = False,
 ) -> Loader:
     """Makes this rank's loader, at the beginning of the stream.
 
@@ -54,6 +55,7 @@ def make_loader(
         device: device of the batches.
         pair: which segments of a crop a sample holds.
         labels: [num_samples, ...], the labels of the store's samples; ``None``: none.
+        with_statistics: whether batches contain the statistics of the leads, see :func:`lead_statistics`.
 
     Raises:
         UserError: the device does not exist, or the loader is not installed.
@@ -77,6 +79,7 @@ def make_loader(
         transform=Transform(chain, len(rows), seed=order.seed, pair=pair),
         options=options,
         labels=labels,
+        with_statistics=with_statistics,
     )
     return LOADERS[name](setup)
 
@@ -101,6 +104,7 @@ __all__ = [
     "best_loader",
     "find_leads",
     "find_pretraining_set",
+    "lead_statistics",
     "make_loader",
     "random_batch",
 ]

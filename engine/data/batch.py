@@ -1,7 +1,10 @@
 """The batches that loaders yield."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -28,6 +31,7 @@ class Batch:
         row: int64 [N], row of the crop in the split's :class:`~engine.data.crops.CropStore`.
         position: int64 [N], positions in the endless stream of crops, consecutive.
         labels: [N, ...], if the loader was made with labels.
+        statistics: float32 [N, C, 2], see :func:`lead_statistics`, if the loader was asked for them.
     """
 
     segments: Tensor
@@ -36,6 +40,7 @@ class Batch:
     row: Tensor
     position: Tensor
     labels: Tensor | None = None
+    statistics: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.row)
@@ -45,4 +50,24 @@ def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.
     """Returns a batch of ``size`` samples of noise, each of another patient, for trials and measurements."""
     numbers = torch.arange(size, device=device)
     segments = torch.randn(size, num_segments(pair), num_leads, SEGMENT_SAMPLES, device=device)
-    return Batch(segments, recording=numbers, patient=numbers, row=numbers, position=numbers)
+    statistics = torch.tensor([0.0, 1.0], device=device).expand(size, num_leads, 2)
+    return Batch(segments, recording=numbers, patient=numbers, row=numbers, position=numbers, statistics=statistics)
+
+
+def lead_statistics(signals: npt.NDArray[np.int16], num_valid: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
+    """Returns mean and (population) standard deviation of each lead over the valid samples of whole crops.
+
+    Models with z-scores are trained on segments that are normalized with them: those of a crop stay comparable.
+
+    Args:
+        signals: int16 [N, C, 5000] in uV.
+        num_valid: [N], number of samples before the padding.
+
+    Returns:
+        float32 [N, C, 2] in mV; zeros for a crop without a sample.
+    """
+    statistics = np.zeros((*signals.shape[:2], 2), dtype=np.float32)
+    for own, signal, valid in zip(statistics, signals, num_valid, strict=True):
+        if valid:
+            own[:, 0], own[:, 1] = signal[:, :valid].mean(1) / 1000, signal[:, :valid].std(1) / 1000
+    return statistics

@@ -50,6 +50,8 @@ class CropStore:
         crop: int64 [num_samples], row of each sample's crop in the split's part of the table, or with a plan in all of it.
         first_row: row of the table at which that part begins.
         half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.
+        num_valid: int16 [num_samples], number of samples of each segment's crop before the padding; ``None`` if samples are
+            crops.
         recording: int64 [num_samples], number of each sample's recording, from 0 in order of appearance in the split. With a
             plan, in order of appearance in the dataset: the numbers are the same for all splits.
         patient: int64 [num_samples], likewise; with a plan, of the patients that it keeps apart.
@@ -86,7 +88,8 @@ class CropStore:
         for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
             places.append(self._shards.locate(table))
             lengths.append(table["num_valid_samples"].to_numpy())
-        num_segments = np.concatenate(lengths) // SEGMENT_SAMPLES
+        num_valid = np.concatenate(lengths)
+        num_segments = num_valid // SEGMENT_SAMPLES
         if chosen is not None:
             assert chosen.shape == num_segments.shape, f"unexpected shape {chosen.shape}"
             num_segments = np.where(chosen, num_segments, 0)
@@ -100,6 +103,7 @@ class CropStore:
             if segments is not None:
                 is_used = (segments[self.crop] < 0) | (segments[self.crop] == self.half)
                 self.crop, self.half = self.crop[is_used], self.half[is_used]
+        self.num_valid = None if self.half is None else num_valid[self.crop].astype(np.int16)
         self.num_samples = len(self.crop)
         if not self.num_samples:
             what = ("10-s crop" if unit == "crop" else "5-s segment") + (" with a label" if needs_label else "")
@@ -108,7 +112,7 @@ class CropStore:
                 "recordings"
             )
         self._places = np.concatenate(places)[self.crop]
-        del places, lengths, num_segments  # to free their memory before more is needed
+        del places, lengths, num_valid, num_segments  # to free their memory before more is needed
         self.recording, self.patient = _number_recordings_and_patients(dataset, split, plan, self.crop)
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.data.batch import Batch
+from engine.data.batch import Batch, lead_statistics
 from engine.data.buffers import to_device
 from engine.data.crops import CropStore
 from engine.data.options import DataOptions
@@ -37,6 +37,7 @@ class LoaderSetup:
     Attributes:
         leads: rows of the leads in a crop, see :func:`engine.data.options.find_leads`.
         transform: what is done to the crops.
+        with_statistics: whether batches contain the statistics of the leads; samples are segments then.
     """
 
     store: CropStore
@@ -49,6 +50,7 @@ class LoaderSetup:
     transform: Transform
     options: DataOptions
     labels: npt.NDArray[np.generic] | None = None
+    with_statistics: bool = False
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
@@ -186,4 +188,10 @@ class Loader(AbstractContextManager["Loader"], ABC):
         recording, patient, row, position = to_device(numbers, self._setup.device).unbind()
         labels = self._setup.labels
         chosen = None if labels is None else to_device(torch.from_numpy(labels[raw.rows]), self._setup.device)
-        return Batch(segments, recording, patient, row, position, chosen)
+        statistics = None
+        if self._setup.with_statistics:
+            assert store.num_valid is not None, "samples are segments"
+            statistics = to_device(
+                torch.from_numpy(lead_statistics(raw.signals, store.num_valid[raw.rows])), self._setup.device
+            )
+        return Batch(segments, recording, patient, row, position, chosen, statistics)

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
+from engine.data import lead_statistics
 from engine.device import DTYPES, Precision
 from engine.inference.inputs import Crop
 from engine.models import PretrainedModel
 from engine.models.heads import to_predictions
-from engine.models.pretrained import zscore_per_lead
+from engine.models.pretrained import standardize
 from engine.options import UserError
 
 
@@ -67,8 +68,8 @@ class CropModel(ABC):
     def __call__(self, crops: Sequence[Crop]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Computes the values of the segments of crops.
 
-        The model's normalization is applied over the valid samples of each crop: for a recording of 10 s over all of it, as in
-        the training of models with z-scores.
+        Z-scores are over the valid samples of each crop: for a recording of 10 s over all of it, as in pre-training and
+        fine-tuning of models that have them.
 
         Args:
             crops: N crops.
@@ -78,14 +79,13 @@ class CropModel(ABC):
         """
         segment_samples = self._model.config.segment_samples
         num_segments = np.array([crop.num_valid_samples // segment_samples for crop in crops], dtype=np.int64)
-        signals = torch.from_numpy(np.stack([crop.signal[self._rows] for crop in crops])).to(self._device) / 1000.0
-        signals = signals.masked_fill(self._is_hidden[:, None], 0.0)
-        if self._model.config.normalization == "zscore_per_lead":
-            for signal, crop in zip(signals, crops, strict=True):
-                valid = signal[:, : crop.num_valid_samples]
-                valid.copy_(zscore_per_lead(valid))
-        used = signals[..., : self.num_segments * segment_samples]
+        stored = np.stack([crop.signal[self._rows] for crop in crops])
+        signals = torch.from_numpy(stored).to(self._device) / 1000.0
+        used = signals.masked_fill(self._is_hidden[:, None], 0.0)[..., : self.num_segments * segment_samples]
         segments = used.unflatten(-1, (self.num_segments, segment_samples)).transpose(1, 2)
+        if self._model.config.normalization == "zscore_per_lead":
+            statistics = lead_statistics(stored, np.array([crop.num_valid_samples for crop in crops]))
+            segments = standardize(segments, torch.from_numpy(statistics).to(self._device)[:, None])
         is_complete = np.arange(self.num_segments) < num_segments[:, None]
         values = np.full((len(crops), self.num_segments, self.width), np.nan, dtype=np.float32)
         if is_complete.any():

@@ -44,7 +44,8 @@ class ModelConfig(Options):
     input_unit: Literal["mV"] = "mV"
     """Unit of the input, before normalization."""
     normalization: Normalization = "none"
-    """``none``, or ``zscore_per_lead``: each lead minus its mean, divided by its standard deviation."""
+    """``none``, or ``zscore_per_lead``: each lead minus its mean, divided by its standard deviation, both over the
+    10 s of a crop."""
     trained_leads: tuple[str, ...] | None = None
     """Leads that fine-tuning used, the others being zero; null: all."""
     labels: Annotated[tuple[str, ...], Field(min_length=1)] | None = None

@@ -153,6 +153,20 @@ def zscore_per_lead(signal: Tensor) -> Tensor:
     return torch.where(is_flat, 0.0, centered / deviation.where(~is_flat, 1.0))
 
 
+def standardize(segments: Tensor, statistics: Tensor) -> Tensor:
+    """Subtracts from each lead of segments the mean of its crop and divides by its standard deviation.
+
+    A lead that is flat throughout the crop, or zero throughout the segment (missing, or masked), becomes zero.
+
+    Args:
+        segments: [..., C, T].
+        statistics: [..., C, 2], mean and standard deviation in the same unit.
+    """
+    mean, deviation = statistics[..., :1], statistics[..., 1:]
+    is_usable = (deviation > 0) & segments.any(-1, keepdim=True)
+    return torch.where(is_usable, (segments - mean) / deviation.where(deviation > 0, 1.0), 0.0)
+
+
 def load(folder: Path | str) -> PretrainedModel:
     """Reads a model that :func:`save` wrote.
 

@@ -21,11 +21,11 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import read_plan
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import CropStore, Split, find_leads, find_pretraining_set
+from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_set
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
-from engine.models.pretrained import zscore_per_lead
+from engine.models.pretrained import standardize
 from engine.options import UserError
 from engine.tasks.protocol import Task
 
@@ -50,7 +50,7 @@ class FinetuningModel(nn.Module):
         encoder: the encoder.
         head: tokens [B, T', D] to outputs [B, ...].
         loss: called with outputs and the batch's labels.
-        config: the encoder's leads and normalization.
+        config: the encoder's leads.
         leads: names of the leads of the input; the encoder's other leads are zero.
         train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
         average: another ``encoder`` and ``head``, which average the weights of those and take their place in evaluation.
@@ -70,7 +70,6 @@ class FinetuningModel(nn.Module):
         super().__init__()
         self.encoder, self.head, self.loss = encoder, head, loss
         self._train_encoder = train_encoder
-        self._normalizes = config.normalization == "zscore_per_lead"
         self._num_leads = len(config.leads)
         self.lead_places: Tensor | None
         places = None if leads == config.leads else torch.tensor([config.leads.index(lead) for lead in leads])
@@ -82,14 +81,12 @@ class FinetuningModel(nn.Module):
             average.requires_grad_(requires_grad=False)
 
     def forward(self, segments: Tensor, labels: Tensor) -> Any:
-        """Returns what the loss makes of segments [B, C, T] in mV and labels [B, ...]."""
+        """Returns what the loss makes of normalized segments [B, C, T] and labels [B, ...]."""
         head = self.head if self.training or self.average is None else self.average["head"]
         return self.loss(head(self.context(segments)), labels)
 
     def context(self, segments: Tensor) -> Tensor:
-        """Returns the encoder's tokens [B, T', D] for segments [B, C, T] in mV."""
-        if self._normalizes:
-            segments = zscore_per_lead(segments.float()).to(segments.dtype)
+        """Returns the encoder's tokens [B, T', D] for normalized segments [B, C, T]."""
         if self.lead_places is not None:
             full = segments.new_zeros(len(segments), self._num_leads, segments.shape[-1])
             segments = full.index_copy_(1, self.lead_places, segments)
@@ -131,6 +128,7 @@ class FinetuningTask(Task):
         self._training_set = None if splits is None else splits["train"].store.origin
         self.config = config
         self.model_config = initial_config(config)
+        self.needs_statistics = self.model_config.normalization == "zscore_per_lead"
         leads = tuple(LEADS[row] for row in find_leads(config.leads))
         missing = [lead for lead in leads if lead not in self.model_config.leads]
         if missing:
@@ -154,6 +152,14 @@ class FinetuningTask(Task):
         if self.config.mode == "lora":
             add_lora(encoder, self.config.lora_rank)
         return encoder
+
+    def normalize(self, batch: Batch) -> Tensor:
+        """Returns the segments [B, C, T] of a batch, normalized as the encoder's were in pre-training."""
+        segments = batch.segments.flatten(0, 1)
+        if not self.needs_statistics:
+            return segments
+        assert batch.statistics is not None
+        return standardize(segments.float(), batch.statistics).to(segments.dtype)
 
     @abstractmethod
     def make_head(self, width: int) -> tuple[nn.Module, nn.Module]:

@@ -125,7 +125,7 @@ class IdentificationTask(FinetuningTask):
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""
         del step, row0
-        output: StepOutput = model(batch.segments.flatten(0, 1), batch.labels)
+        output: StepOutput = model(self.normalize(batch), batch.labels)
         ids = {"patient": batch.patient, "recording": batch.recording} if output.predictions else {}
         return output._replace(predictions={**output.predictions, **ids})
 

@@ -150,7 +150,7 @@ class LabelTask(FinetuningTask):
         del step, row0
         labels = batch.labels
         assert labels is not None
-        output: StepOutput = model(batch.segments.flatten(0, 1), labels)
+        output: StepOutput = model(self.normalize(batch), labels)
         return output._replace(predictions={**output.predictions, "label": labels, "recording": batch.recording})
 
     def export(self, folder: Path, weights: Mapping[str, Tensor]) -> None:

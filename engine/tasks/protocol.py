@@ -65,6 +65,7 @@ class Task(ABC):
         model: the module that is trained; DeepSpeed wraps it.
         pair: which two segments of a crop a sample holds.
         needs_first_pass: whether a step of several micro-batches passes over them twice, see :meth:`first_pass`.
+        needs_statistics: whether batches must contain the statistics of the leads.
         exports_model: whether a run ends with a model's folder, see :meth:`export`.
     """
 
@@ -73,6 +74,7 @@ class Task(ABC):
     model: nn.Module
     pair: SegmentPair = "adjacent"
     needs_first_pass: bool = False
+    needs_statistics: bool = False
     exports_model: ClassVar[bool] = False
 
     @abstractmethod

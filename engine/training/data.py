@@ -39,7 +39,9 @@ class RunData:
             self.valid.close()
 
 
-def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair) -> RunData:
+def make_loaders(
+    config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair, *, with_statistics: bool = False
+) -> RunData:
     """Makes the loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
@@ -61,6 +63,7 @@ def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], 
             device=ranks.device,
             pair=pair,
             labels=split.labels,
+            with_statistics=with_statistics,
         )
     watch = ShardWatch(dataset, ranks) if config.data.verify == "hash" else None
     return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size, watch)

@@ -1,12 +1,16 @@
 """Fine-tuning as a user runs it."""
 
+import json
 import signal
 from pathlib import Path
 
+import pytest
 import torch
 from pretraining_runs import TINY, Run
+from saved_model import save_tiny_encoder
 
 import engine.models
+from engine import evaluate
 
 FINETUNE = [word for word in TINY if not word.startswith("objective.")]
 OVERRIDES = (
@@ -37,6 +41,21 @@ def test_ends_with_a_classifier(simulated_dataset: Path, tmp_path: Path) -> None
     assert definition.thresholds is not None
     assert len(definition.thresholds) == 26
     assert model.logits(torch.zeros(1, 2, 2500)).shape == (1, 26)
+
+
+@pytest.mark.parametrize("normalization", ["none", "zscore_per_lead"])
+def test_validation_scores_are_those_of_evaluate(simulated_dataset: Path, tmp_path: Path, normalization: str) -> None:
+    encoder = save_tiny_encoder(tmp_path / "encoder", normalization=normalization)
+    words = (*OVERRIDES, f"init_from={encoder}", "leads=2", "validation.every_steps=8", "optimizer.learning_rate=1e-3")
+    tiny = [word for word in FINETUNE if not word.startswith("model.")]
+    config = "finetune/diagnosis.yaml"
+    run = Run(simulated_dataset, tmp_path / "run", *words, script="finetune.py", config=config, tiny=tiny).succeed()
+    own = run.rows("valid")[-1]
+    options = ["--device", "cpu", "--bootstrap", "0", "--json", str(tmp_path / "out.json")]
+    assert evaluate.main([str(tmp_path / "run"), "--data", str(simulated_dataset), *options]) == 0
+    found = json.loads((tmp_path / "out.json").read_text())["rows"][0]["overall"]
+    for name in ("auroc_macro", "auprc_macro", "brier_macro", "ece_macro"):
+        assert found[name]["value"] == pytest.approx(own[name], abs=1e-5), name
 
 
 def test_killed_and_resumed_it_has_the_same_losses(simulated_dataset: Path, tmp_path: Path) -> None:
