@@ -48,6 +48,8 @@ _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet20
 
 # Modes of fine-tuning that leave the encoder as it is; low-rank updates, say, do not.
 _FROZEN_MODES = ("head", "linear")
+# Embeddings of larger splits are not written beside the predictions: they would not fit in memory.
+_MAX_EMBEDDINGS = 20_000
 
 
 @dataclass(frozen=True)
@@ -202,7 +204,7 @@ def _score_labels(session: _Session) -> Evaluation:
     for (name, number), model, leads in session.runs():
         for method in methods[number]:
             if method == "model":
-                predictor = Predictor(model, leads, **session.apply)
+                predictor = Predictor(model, leads, with_embedding=_keeps_embeddings(session, test), **session.apply)
                 places = align_outputs(model.config, labels)
                 predictions = predict(predictor, test, labels, places, session.runner)
                 _add(evaluation, (name, method, number, predictor.leads), predictions)
@@ -229,6 +231,10 @@ def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, eva
     return ["model", "linear"]
 
 
+def _keeps_embeddings(session: _Session, segments: SegmentSet) -> bool:
+    return session.options.output is not None and len(segments) <= _MAX_EMBEDDINGS
+
+
 def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], predictions: Predictions) -> None:
     segments = predictions.segments
     levels = {level: predictions.metrics(level) for level in LEVELS}
@@ -245,6 +251,8 @@ def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], p
         "predicted": predictions.predicted,
         "threshold": np.array(predictions.definition.thresholds or ()),
     }
+    if predictions.embedding is not None and len(segments) <= _MAX_EMBEDDINGS:
+        arrays["embedding"] = predictions.embedding.astype(np.float16)
     evaluation.add(names, levels, {}, arrays)
 
 

@@ -119,6 +119,10 @@ class Embedder(CropModel):
 class Predictor(CropModel):
     """Predicts with a classifier, one value for each class, see :meth:`engine.models.PretrainedModel.predict`.
 
+    Args:
+        model, leads, device, precision: see :class:`CropModel`.
+        with_embedding: whether the values of the classes are followed by the embedding, as of :class:`Embedder`.
+
     Attributes:
         definition: of the labels.
 
@@ -132,17 +136,21 @@ class Predictor(CropModel):
         leads: Sequence[str] | None = None,
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
+        *,
+        with_embedding: bool = False,
     ) -> None:
         if model.head is None:
             raise UserError(f"a model of kind '{model.config.kind}' predicts nothing: fine-tune it with engine/finetune.py")
         super().__init__(model, leads, device, precision)
         self.definition = model.definition
         self._head = model.head
+        self._with_embedding = with_embedding
 
     @property
     def width(self) -> int:
         """See :class:`CropModel`."""
-        return len(self.definition.classes)
+        return len(self.definition.classes) + self._with_embedding * self._model.config.encoder.width
 
     def _values(self, context: Tensor) -> Tensor:
-        return to_predictions(self._head(context), self.definition.kind)
+        predicted = to_predictions(self._head(context), self.definition.kind)
+        return torch.cat([predicted, context.mean(1, dtype=torch.float32)], 1) if self._with_embedding else predicted

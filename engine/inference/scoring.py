@@ -30,11 +30,13 @@ class Predictions:
         definition: of the labels, with the thresholds in use.
         segments: the segments, with labels.
         predicted: [S, C], probabilities or numbers.
+        embedding: float32 [S, D], or ``None``.
     """
 
     definition: LabelDefinition
     segments: SegmentSet
     predicted: NDArray[np.floating[Any]]
+    embedding: NDArray[np.float32] | None = None
 
     def at(self, level: str) -> tuple[NDArray[Any], NDArray[np.floating[Any]], NDArray[Any]]:
         """Returns targets, predictions and patients: of segments, or of recordings, whose segments are averaged.
@@ -66,11 +68,12 @@ def predict(
         places: int64 [C], output of the model for each class, see :func:`engine.inference.label_source.align_outputs`.
         runner: how the model is applied.
     """
-    used, predicted = segments.apply(predictor, runner)
+    used, values = segments.apply(predictor, runner)
+    predicted, embedding = np.split(values, [len(predictor.definition.classes)], axis=1)
     thresholds = predictor.definition.thresholds
     if thresholds is not None:
         labels = labels.with_thresholds(np.array(thresholds)[places])
-    return Predictions(labels, used, predicted[:, places])
+    return Predictions(labels, used, predicted[:, places], embedding if embedding.shape[1] else None)
 
 
 def probe(
@@ -107,7 +110,7 @@ def probe(
     if labels.kind in {"multilabel", "binary"}:
         targets, predicted, _ = Predictions(labels, valid, fitted.predict(valid_embeddings)).at("recording")
         labels = labels.with_thresholds(evaluation.choose_f1_thresholds(targets, predicted))
-    return Predictions(labels, test, fitted.predict(test_embeddings))
+    return Predictions(labels, test, fitted.predict(test_embeddings), test_embeddings)
 
 
 def _as_columns(labels: LabelDefinition, targets: NDArray[Any] | None) -> NDArray[np.float64]:

@@ -1,0 +1,18 @@
+"""Reports: one HTML page without scripts, and without anything loaded from elsewhere, about runs and evaluations.
+
+inputs.py          what a command line names: runs and evaluations
+page.py            a page of sections; page.html is its template
+svg.py             figures as SVG that follows the page's colors
+runs.py            a training run: learning curves, throughput, configuration
+evaluations.py     an evaluation: scores by model, leads and class
+outputs.py         predictions by recording
+curves.py          ROC, precision-recall and reliability
+decisions.py       confusion matrix
+identification.py  similarities, ranks and verification
+examples.py        the ECGs most surely right and wrong
+projection.py      embeddings in two dimensions
+"""
+
+from engine.reporting.report import make_report
+
+__all__ = ["make_report"]

@@ -1,0 +1,33 @@
+"""The confusion matrix: what was decided for recordings of each class."""
+
+import numpy as np
+
+from engine.reporting.outputs import Outputs
+from engine.reporting.page import Block, Cell, Table, Text
+
+_NO_CLASS = "no class"
+
+
+def confusion_block(outputs: Outputs) -> Block:
+    """Returns the confusion matrix as a table with a row for each true class.
+
+    A recording of several classes counts in several rows; one that several classes were decided for, in several columns.
+    """
+    targets, decisions, names = outputs.targets > 0, outputs.decisions, list(outputs.classes)
+    if outputs.definition.kind != "multiclass":
+        targets, decisions = (np.column_stack([flags, ~flags.any(1)]) for flags in (targets, decisions))
+        names.append(_NO_CLASS)
+    shown = np.flatnonzero(targets.any(0) | decisions.any(0))
+    counts = targets[:, shown].T.astype(np.int64) @ decisions[:, shown].astype(np.int64)
+    totals = targets[:, shown].sum(0)
+    rows = []
+    for number in np.flatnonzero(totals > 0).tolist():
+        cells = [
+            Cell(f"{count:,} ({count / totals[number]:.0%})" if count else "0", count / float(totals[number]))
+            for count in counts[number].tolist()
+        ]
+        rows.append((names[shown[number]], f"{totals[number]:,}", *cells))
+    if not rows:
+        return Text("No recording has a class, so there is no confusion matrix.")
+    caption = "Recordings by true class (rows) and decided class (columns), with the share of the row"
+    return Table(caption, ("true", "recordings", *(f"decided: {names[place]}" for place in shown)), rows)

@@ -1,0 +1,136 @@
+"""The ECGs that a model was most surely right and most surely wrong about, on ECG paper with their predictions.
+
+Legend: N recordings, C classes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.plot.crop import crop_figure
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError
+from engine.options import UserError
+from engine.reporting.inputs import EvaluationFolder
+from engine.reporting.outputs import Outputs
+from engine.reporting.page import Block, Figures, Panel, Text
+from engine.reporting.svg import to_svg
+
+_NUM_NAMES = 4  # classes in the text of a prediction
+_POINTS_PER_INCH = 72
+
+
+class Gallery:
+    """Draws crops of the dataset of an evaluation.
+
+    Args:
+        evaluation: the evaluation.
+        data: the dataset; ``None``: where it was when it was evaluated.
+        num_examples: how many ECGs a list has.
+
+    Attributes:
+        problem: why there are no ECGs; empty if there are.
+
+    Raises:
+        UserError: ``data`` is given, but is not the dataset that was evaluated.
+    """
+
+    def __init__(self, evaluation: EvaluationFolder, data: Path | None, num_examples: int) -> None:
+        self.num_examples = num_examples
+        self.problem = ""
+        recorded = Path(evaluation.results.dataset)
+        try:
+            self._dataset = Dataset.open(data or recorded)
+        except DatasetError as error:
+            if data is not None:
+                raise UserError(str(error)) from None
+            self.problem = f"ECGs are not drawn, because the dataset cannot be opened ({error}); name it with --data."
+            return
+        if self._dataset.fingerprint != evaluation.results.dataset_fingerprint:
+            if data is not None:
+                raise UserError(f"{data}: is not the dataset that {evaluation.path} was evaluated on: name that with --data")
+            self.problem = f"ECGs are not drawn, because {recorded} is now another dataset; name the right one with --data."
+
+    def draw(self, key: str, prediction: str) -> Panel:
+        """Returns a crop on ECG paper.
+
+        Raises:
+            DatasetError: the dataset does not have the crop.
+        """
+        signal, metadata = self._dataset.read_crop(key)
+        figure = crop_figure(signal, {**metadata, "prediction": prediction})
+        figure.set_dpi(_POINTS_PER_INCH)
+        name = f"{metadata['source']}/{metadata['recording']}"
+        return Panel(to_svg(figure), f"12-lead ECG of {name}; {prediction}")
+
+
+def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
+    """Returns the ECGs that the model was most surely right about, and those that it was most surely wrong about."""
+    if gallery.problem:
+        return [Text(gallery.problem)]
+    right, wrong = choose_examples(outputs, gallery.num_examples)
+    if outputs.definition.kind == "regression":
+        titles = ("The smallest errors.", "The largest errors.")
+    else:
+        titles = (
+            "Most surely right: the highest probability of a class that is true and was decided.",
+            "Most surely wrong: true and predicted with the lowest probability, or not true and predicted with the highest.",
+        )
+    blocks: list[Block] = []
+    for title, rows in zip(titles, (right, wrong), strict=True):
+        panels = [gallery.draw(str(outputs.keys[row]), describe(outputs, row)) for row in rows]
+        blocks.append(Figures(title, panels, is_wide=True) if panels else Text(f"{title} There is none."))
+    return blocks
+
+
+def choose_examples(outputs: Outputs, num_examples: int) -> tuple[list[int], list[int]]:
+    """Returns the recordings with the surest right and the surest wrong predictions, of different classes first."""
+    targets, predicted = outputs.targets, outputs.predicted
+    if outputs.definition.kind == "regression":
+        scale = targets.std(0)
+        order = np.argsort((np.abs(targets - predicted) / np.where(scale > 0, scale, 1)).max(1), kind="stable").tolist()
+        num = min(num_examples, len(order) // 2)
+        return order[:num], order[::-1][:num]
+    is_true = targets > 0
+    right = np.where(is_true & outputs.decisions, predicted, -np.inf)
+    wrong = np.where(is_true != outputs.decisions, np.abs(targets - predicted), -np.inf)
+    return _surest(right, num_examples), _surest(wrong, num_examples)
+
+
+def _surest(sureness: NDArray[np.float64], num_examples: int) -> list[int]:
+    """Returns rows of the highest values [N, C], each once; first the highest of each class, then of what is left."""
+    order = np.argsort(-sureness, axis=None, kind="stable")
+    order = order[np.isfinite(sureness.ravel()[order])]
+    rows, classes = (places.tolist() for places in np.unravel_index(order, sureness.shape))
+    chosen: list[int] = []
+    for needs_new_class in (True, False):
+        seen: set[int] = set()
+        for row, place in zip(rows, classes, strict=True):
+            if len(chosen) == num_examples:
+                break
+            if row not in chosen and not (needs_new_class and place in seen):
+                seen.add(place)
+                chosen.append(row)
+    return sorted(chosen, key=lambda row: -sureness[row].max())
+
+
+def describe(outputs: Outputs, row: int) -> str:
+    """Returns what is true and what was predicted for a recording, as a line of text."""
+    names, predicted, targets = outputs.classes, outputs.predicted[row], outputs.targets[row]
+    if outputs.definition.kind == "regression":
+        pairs = zip(names, targets.tolist(), predicted.tolist(), strict=True)
+        return "; ".join(f"{name}: true {true:.4g}, predicted {value:.4g}" for name, true, value in pairs)
+    true = ", ".join(f"{names[place]} {predicted[place]:.2f}" for place in np.flatnonzero(targets > 0)) or "no class"
+    others = [place for place in np.argsort(-predicted, kind="stable").tolist() if not targets[place]]
+    shown = [place for place in others if outputs.decisions[row, place]] or others[:1]
+    return f"true: {true}; {_list_others(outputs, row, shown)}"
+
+
+def _list_others(outputs: Outputs, row: int, places: Sequence[int]) -> str:
+    texts = [f"{outputs.classes[place]} {outputs.predicted[row, place]:.2f}" for place in places]
+    more = f" and {len(texts) - _NUM_NAMES} more" if len(texts) > _NUM_NAMES else ""
+    is_decided = bool(places) and bool(outputs.decisions[row, places[0]])
+    kind = "decided but not true" if is_decided else "next"
+    return f"{kind}: {', '.join(texts[:_NUM_NAMES])}{more}" if texts else ""

@@ -1,0 +1,182 @@
+"""A training run: learning curves, throughput, configuration."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from matplotlib.axes import Axes
+from numpy.typing import NDArray
+
+from engine.evaluation.results import COLUMNS
+from engine.reporting.inputs import Row, RunFolder, short_name
+from engine.reporting.page import Block, Details, Figures, Notice, Panel, Section, Table, Text
+from engine.reporting.svg import COLORS, INK, draw
+
+_ACCURACY, _CHANCE, _LOSS = "accuracy_", "chance_", "loss_"
+_TITLES: Final = {
+    **{name: title for kind in COLUMNS.values() for name, title in kind.items()},
+    "rank1": "rank-1",
+    "rank5": "rank-5",
+    "auroc": "verification AUROC",
+    "crops_per_second": "crops/s",
+    "mfu": "model FLOPs utilization",
+    "data_wait_share": "share of time waiting for data",
+    "step_seconds": "seconds per step",
+    "peak_memory_gb": "peak memory, GB per rank",
+}
+_SPEED: Final = ("crops_per_second", "mfu", "data_wait_share", "step_seconds", "peak_memory_gb")
+_STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
+_SCORES: Final = tuple(dict.fromkeys([*(name for kind in COLUMNS.values() for name in kind), "rank1", "rank5", "auroc"]))
+_MAX_POINTS = 300
+_NUM_ENDS = 10  # a first or last value is the median of so many rows, or of a tenth of the run if that is less
+
+_Points = tuple[NDArray[np.float64], NDArray[np.float64]]
+
+
+def run_section(run: RunFolder) -> Section:
+    """Returns the section of a run."""
+    first, last = run.train[0]["step"], run.train[-1]["step"]
+    curves = _curve_names(run)
+    blocks: list[Block] = [_facts(run)]
+    if not run.summary:
+        blocks.append(Notice(f"This run has not ended: its last recorded step is {last:,}."))
+    if not run.valid:
+        blocks.append(Text("The run has no validation."))
+    learning = Section("Learning curves")
+    learning.blocks += [
+        Figures(
+            "Training (line; each point is the median of several steps), validation (dots) and, where it is recorded, chance "
+            "level (dashed), over the steps of the run.",
+            [_curve(run, name) for name in curves],
+        ),
+        _table(run, curves),
+    ]
+    state = [name for name in _STATE if name in run.train[-1]]
+    speed = [name for name in _SPEED if name in run.train[-1]]
+    return Section(
+        f"Run {run.path}",
+        blocks,
+        [
+            learning,
+            Section(
+                "Throughput", [_speed_table(run), Figures(f"Steps {first:,} to {last:,}.", [_curve(run, n) for n in speed])]
+            ),
+            Section("Optimization", [Figures("State of the training.", [_curve(run, name) for name in state])]),
+            Section("Configuration", [Details("Resolved configuration (config.yaml)", run.config_text)]),
+        ],
+    )
+
+
+def describe_run(run: RunFolder) -> str:
+    """Returns the line of a run in an overview."""
+    row = run.valid[-1] if run.valid else run.train[-1]
+    shown = [name for name in ("loss", *_SCORES) if row.get(name) is not None][:3]
+    where = "validation" if run.valid else "training"
+    return f"step {row['step']:,}, {where}: " + ", ".join(f"{_TITLES.get(name, name)} {row[name]:.3f}" for name in shown)
+
+
+def _curve_names(run: RunFolder) -> list[str]:
+    names = [name for name in run.train[-1] if name == "loss" or name.startswith((_LOSS, _ACCURACY)) or name == "accuracy"]
+    valid = run.valid[-1] if run.valid else {}
+    return names + [name for name in _SCORES if name in valid and name not in names]
+
+
+def _facts(run: RunFolder) -> Table:
+    config, summary = run.config, run.summary
+
+    def get(*keys: str) -> Any:
+        value: Any = config
+        for key in keys:
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    trained = get("task", "name") or get("objective", "name")
+    rows = {
+        "what is trained": None if trained is None else f"{'fine-tuning: ' if get('task') else 'pre-training: '}{trained}",
+        "initial weights": get("init_from"),
+        "dataset": get("data", "path"),
+        "plan": get("data", "plan"),
+        "leads": get("leads"),
+        "steps": f"{run.train[-1]['step']:,}",
+        "batch": get("train", "batch_size"),
+        "learning rate": get("optimizer", "learning_rate"),
+        "precision": get("train", "precision"),
+        "seed": get("seed"),
+        "hardware": f"{summary['world_size']} x {summary['device']}" if {"world_size", "device"} <= set(summary) else None,
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items())) or None,
+    }
+    return Table("The run", ("", "value"), [(name, str(value)) for name, value in rows.items() if value is not None])
+
+
+def _table(run: RunFolder, names: Sequence[str]) -> Table:
+    rows = []
+    for name in names:
+        _, values = _points(run.train, name)
+        _, valid = _points(run.valid, name)
+        ends = min(_NUM_ENDS, max(1, len(values) // 10))
+        cells = [f"{np.median(part):.4f}" if len(values) else "" for part in (values[:ends], values[-ends:])]
+        cells += [f"{valid[-1]:.4f}", f"{valid.min():.4f}", f"{valid.max():.4f}"] if len(valid) else [""] * 3
+        rows.append((_TITLES.get(name, short_name(name)), *cells))
+    header = ("", "training, start", "training, end", "validation, last", "lowest", "highest")
+    return Table("Medians of the first and last training steps, and validation", header, rows)
+
+
+def _speed_table(run: RunFolder) -> Table:
+    rows = []
+    for name in _SPEED:
+        _, values = _points(run.train[len(run.train) // 10 :], name)
+        if len(values):
+            low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
+            rows.append((_TITLES[name], f"{middle:.4g}", f"{low:.4g}", f"{high:.4g}"))
+    return Table("Without the first tenth of the steps (warm-up)", ("", "median", "10 %", "90 %"), rows)
+
+
+def _curve(run: RunFolder, name: str) -> Panel:
+    title = _TITLES.get(name, short_name(name))
+    train, valid, chance = _points(run.train, name), _points(run.valid, name), _chance(run.train, name)
+
+    def plot(axes: Axes) -> None:
+        if len(train[0]):
+            axes.plot(*_thin(*train), color=COLORS[0], linewidth=1.6, label="training")
+        if len(valid[0]):
+            axes.plot(*_thin(*valid), "o-", color=COLORS[1], markersize=4, linewidth=1.2, label="validation")
+        if len(chance[0]):
+            axes.plot(*_thin(*chance), "--", color=INK, linewidth=1, label="chance")
+        axes.set_title(title, loc="left")
+        axes.set_xlabel("step")
+        if name == "learning_rate":
+            axes.set_ylim(bottom=0)
+        if len(valid[0]) or len(chance[0]):
+            axes.legend()
+
+    ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in _named(train, valid) if len(values)]
+    return Panel(draw(plot), f"Curve of {title}: {'; '.join(ends) or 'no values'}")
+
+
+def _named(train: _Points, valid: _Points) -> list[tuple[str, _Points]]:
+    return [("training", train), ("validation", valid)]
+
+
+def _chance(rows: Sequence[Row], name: str) -> _Points:
+    """Returns the chance level of an accuracy or a loss; what is above 1 is that of a loss."""
+    for prefix in (_ACCURACY, _LOSS):
+        if name.startswith(prefix):
+            steps, values = _points(rows, _CHANCE + name.removeprefix(prefix))
+            if len(values) and (prefix == _ACCURACY) == (values.max() <= 1):
+                return steps, values
+    return np.empty(0), np.empty(0)
+
+
+def _points(rows: Sequence[Mapping[str, Any]], name: str) -> _Points:
+    """Returns steps and values of the rows that have the metric."""
+    have = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+    steps, values = np.array(have, dtype=np.float64).reshape(-1, 2).T
+    return steps, values
+
+
+def _thin(steps: NDArray[np.float64], values: NDArray[np.float64]) -> _Points:
+    """Returns medians of blocks, so that a long run has a legible curve."""
+    num_blocks = min(len(values), _MAX_POINTS)
+    parts = [np.array_split(array, num_blocks) for array in (steps, values)]
+    thinned = [np.array([np.median(block) for block in part]) for part in parts]
+    return thinned[0], thinned[1]
