@@ -10,7 +10,7 @@ from sklearn.metrics import auc, average_precision_score, precision_recall_curve
 
 from engine.reporting.outputs import Outputs
 from engine.reporting.page import Block, Figures, Panel, Text
-from engine.reporting.svg import COLORS, INK, draw
+from engine.reporting.svg import COLORS, INK, draw, draw_legend_below, size_with_legend
 
 _MAX_CLASSES = 8  # in one panel
 _MAX_POINTS = 300
@@ -42,7 +42,7 @@ def _roc(outputs: Outputs, shown: list[int]) -> Panel:
         axes.plot([0, 1], [0, 1], "--", color=INK, linewidth=0.8)
         _draw_lines(axes, lines, "1 - specificity", "sensitivity", "ROC")
 
-    return Panel(draw(plot, _size(lines)), "ROC curves; areas: " + ", ".join(texts))
+    return Panel(draw(plot, size_with_legend(len(lines))), "ROC curves; areas: " + ", ".join(texts))
 
 
 def _precision_recall(outputs: Outputs, shown: list[int]) -> Panel:
@@ -57,12 +57,7 @@ def _precision_recall(outputs: Outputs, shown: list[int]) -> Panel:
     def plot(axes: Axes) -> None:
         _draw_lines(axes, lines, "sensitivity (recall)", "precision", "Precision and recall")
 
-    return Panel(draw(plot, _size(lines)), "Precision-recall curves; average precision: " + ", ".join(texts))
-
-
-def _size(lines: list[tuple[NDArray[np.float64], NDArray[np.float64], str]]) -> tuple[float, float]:
-    """Returns a size with space for a line of the legend, below the axes, for each class."""
-    return 4.4, 3.6 + 0.2 * len(lines)
+    return Panel(draw(plot, size_with_legend(len(lines))), "Precision-recall curves; average precision: " + ", ".join(texts))
 
 
 def _draw_lines(
@@ -72,13 +67,7 @@ def _draw_lines(
         axes.plot(xs, ys, color=COLORS[number % len(COLORS)], linewidth=1.4, label=name)
     axes.set(xlabel=x, ylabel=y, xlim=(-0.01, 1.01), ylim=(-0.01, 1.02))
     axes.set_title(title, loc="left")
-    _legend_below(axes)
-
-
-def _legend_below(axes: Axes) -> None:
-    figure = axes.get_figure()
-    assert figure is not None
-    figure.legend(loc="outside lower left", ncols=1, fontsize=9, handlelength=1.2)
+    draw_legend_below(axes)
 
 
 def reliability_block(outputs: Outputs) -> Figures:
@@ -107,10 +96,10 @@ def reliability_block(outputs: Outputs) -> Figures:
         axes.set_title("Reliability", loc="left")
 
     def plot_counts(axes: Axes) -> None:
-        axes.bar(
-            (np.arange(_NUM_BINS) + 0.5) / _NUM_BINS, np.maximum(counts, 0.5), 0.9 / _NUM_BINS, bottom=0.5, color=COLORS[0]
-        )
+        axes.bar((np.arange(_NUM_BINS) + 0.5) / _NUM_BINS, counts, 0.9 / _NUM_BINS, color=COLORS[0])
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+        axes.set_ylim(bottom=0.8)
         axes.set(xlabel=what[0], ylabel="number of predictions", xlim=(-0.02, 1.02))
         axes.set_title("Distribution", loc="left")
 

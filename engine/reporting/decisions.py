@@ -17,7 +17,9 @@ def confusion_block(outputs: Outputs) -> Block:
     if outputs.definition.kind != "multiclass":
         targets, decisions = (np.column_stack([flags, ~flags.any(1)]) for flags in (targets, decisions))
         names.append(_NO_CLASS)
-    shown = np.flatnonzero(targets.any(0) | decisions.any(0))
+    is_used = np.asarray(targets.any(0) | decisions.any(0))
+    order = np.argsort(-targets[:, : len(outputs.classes)].sum(0), kind="stable").tolist()
+    shown = [place for place in [*order, *range(len(outputs.classes), len(names))] if is_used[place]]
     counts = targets[:, shown].T.astype(np.int64) @ decisions[:, shown].astype(np.int64)
     totals = targets[:, shown].sum(0)
     rows = []
@@ -30,4 +32,4 @@ def confusion_block(outputs: Outputs) -> Block:
     if not rows:
         return Text("No recording has a class, so there is no confusion matrix.")
     caption = "Recordings by true class (rows) and decided class (columns), with the share of the row"
-    return Table(caption, ("true", "recordings", *(f"decided: {names[place]}" for place in shown)), rows)
+    return Table(caption, ("true", "recordings", *(names[place] for place in shown)), rows)

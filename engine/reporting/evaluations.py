@@ -17,7 +17,7 @@ from engine.reporting.inputs import EvaluationFolder, Number, Results, ScoreRow,
 from engine.reporting.outputs import read_outputs
 from engine.reporting.page import Block, Cell, Figures, Notice, Panel, Section, Table, Text
 from engine.reporting.projection import class_projection
-from engine.reporting.svg import COLORS, draw
+from engine.reporting.svg import COLORS, draw, draw_legend_below, size_with_legend
 
 FEW_SAMPLES = 100
 """With fewer recordings than this, a report says that scores prove little."""
@@ -76,33 +76,34 @@ def describe_evaluation(evaluation: EvaluationFolder) -> str:
     row = _detailed(results)[0]
     name = _MAIN[results.kind]
     score = _format(row.overall.get(name))
-    unit = "probes" if results.kind == "identification" else f"{row.level}s"
-    return f"{COLUMNS[results.kind][name]} {score or 'undefined'} ({_leads(row)}, {row.num_samples:,} {unit})"
+    return f"{COLUMNS[results.kind][name]} {score or 'undefined'} ({_leads(row)}, {row.num_samples:,} {_unit(results, row)})"
 
 
 def _facts(results: Results) -> Table:
     is_identification = results.kind == "identification"
-    splits = f"gallery {results.gallery_split}, probe {results.probe_split}" if is_identification else results.split
+    splits = f"{results.gallery_split} and {results.probe_split}" if is_identification else results.split
     labels = "" if results.label_definition is None else results.label_definition.name
-    largest = max(results.rows, key=lambda row: row.num_samples)
+    levels = {row.level: row for row in sorted(results.rows, key=lambda row: row.num_samples)}
+    num_patients = max(row.num_patients for row in results.rows)
+    counts = " and ".join(f"{row.num_samples:,} {_unit(results, row)}" for row in levels.values())
     rows = [
         ("dataset", f"{results.dataset} ({results.dataset_fingerprint[:12]})"),
         ("split", str(splits)),
         ("labels", f"{labels}, {results.kind}" if labels else results.kind),
-        ("samples", f"{largest.num_samples:,} {largest.level}s of {largest.num_patients:,} patients"),
+        ("samples", f"{counts} of {num_patients:,} patients"),
         (
             "intervals",
             f"95 %, {results.bootstrap_resamples:,} bootstrap draws over patients" if results.bootstrap_resamples else "none",
         ),
     ]
-    return Table("The evaluation", ("", "value"), rows)
+    return Table("The evaluation", ("", ""), rows)
 
 
 def _notices(results: Results) -> list[Block]:
     blocks: list[Block] = [Notice(note) for note in results.notes]
     fewest = min(results.rows, key=lambda row: row.num_samples)
     if fewest.num_samples < FEW_SAMPLES:
-        what = "probes" if results.kind == "identification" else f"{fewest.level}s"
+        what = _unit(results, fewest)
         blocks.insert(
             0,
             Notice(
@@ -146,10 +147,13 @@ def _by_leads(results: Results) -> list[Block]:
         axes.set_ylabel(COLUMNS[kind][name])
         axes.grid(visible=False, axis="x")
         if len(methods) > 1:
-            axes.legend()
+            draw_legend_below(axes)
 
     texts = [f"{row.method} {_leads(row)} {_value(row, name):.3f}" for row in rows]
-    panel = Panel(draw(plot, (6.4, 3.4)), f"{COLUMNS[kind][name]} by leads: " + ", ".join(texts))
+    panel = Panel(
+        draw(plot, size_with_legend(len(methods) if len(methods) > 1 else 0)),
+        f"{COLUMNS[kind][name]} by leads: " + ", ".join(texts),
+    )
     return [Figures(f"{COLUMNS[kind][name]} per {results.rows[0].level} by leads, with 95 % intervals.", [panel])]
 
 
@@ -213,12 +217,13 @@ def _details(evaluation: EvaluationFolder, row: ScoreRow, gallery: Gallery, proj
 
 
 def _by_class(row: ScoreRow) -> Table:
-    """Returns the metrics of each class; classes without positives come last."""
+    """Returns the metrics of each class; those without positives are left out."""
     defined = {name for scores in row.per_class.values() for name, number in scores.items() if number.value is not None}
     names = [name for name in _CLASS_COLUMNS if name in defined]
     counts = {name: _count(scores) for name, scores in row.per_class.items()}
-    order = sorted(row.per_class, key=lambda name: -(counts[name] or 0))
     has_counts = any(count is not None for count in counts.values())
+    order = sorted((name for name in row.per_class if counts[name] != 0), key=lambda name: -(counts[name] or 0))
+    left_out = f"; {len(counts) - len(order)} classes without positives are left out" if len(order) < len(counts) else ""
     rows = [
         (
             name,
@@ -228,7 +233,7 @@ def _by_class(row: ScoreRow) -> Table:
         for name in order
     ]
     header = ("class", *(["positives"] if has_counts else []), *(_TITLES.get(name, short_name(name)) for name in names))
-    return Table("Scores by class, with 95 % intervals in brackets", header, rows)
+    return Table(f"Scores by class, with 95 % intervals in brackets{left_out}", header, rows)
 
 
 def _by_class_and_leads(results: Results, row: ScoreRow) -> list[Table]:
@@ -269,6 +274,10 @@ def _format(number: Number | None) -> str:
         return ""
     interval = "" if number.low is None or number.high is None else f" [{number.low:.3f}, {number.high:.3f}]"
     return f"{number.value:.3f}{interval}"
+
+
+def _unit(results: Results, row: ScoreRow) -> str:
+    return "probes" if results.kind == "identification" else f"{row.level}s"
 
 
 def _leads(row: ScoreRow) -> str:

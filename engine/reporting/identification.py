@@ -20,6 +20,11 @@ from engine.reporting.page import Block, Figures, Panel, Section, Table, Text
 from engine.reporting.projection import patient_projection
 from engine.reporting.svg import COLORS, INK, draw
 
+_TITLES = {
+    "tar_at_far_0.01": "true acceptance at a false acceptance of 1 %",
+    "tar_at_far_0.001": "true acceptance at a false acceptance of 0.1 %",
+    "auroc": "AUROC",
+}
 _MAX_RANK = 20
 _MAX_PROBES = 2000  # whose similarities are drawn
 _NUM_BINS = 60
@@ -41,7 +46,7 @@ class _Embeddings:
 
 def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery: Gallery, projection: str) -> Section:
     """Returns the details of a row: facts, and figures if embeddings were written."""
-    section = Section(f"{row.method}, {len(row.leads)} leads", [_facts(row)])
+    section = Section(f"{row.model}, {row.method}: {len(row.leads)} leads", [_facts(row)])
     if row.rank_1_by_gallery_size:
         sizes, shares = list(row.rank_1_by_gallery_size), row.rank_1_by_gallery_size.values()
         header = ("patients in the gallery", *(f"{int(size):,}" if size.isdecimal() else size for size in sizes))
@@ -68,8 +73,8 @@ def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery:
 def _facts(row: ScoreRow) -> Table:
     return Table(
         "Verification: whether two segments are of the same patient",
-        ("", "value"),
-        [(short_name(name), f"{value:.3f}") for name, value in row.verification.items()],
+        ("", ""),
+        [(_TITLES.get(name, short_name(name)), f"{value:.3f}") for name, value in row.verification.items()],
     )
 
 
@@ -141,6 +146,7 @@ def _verification(matching: Matching) -> Panel:
         axes.plot(diagonal, diagonal, "--", color=INK, linewidth=0.8)
         axes.plot(np.maximum(false[rows], lowest), true[rows], color=COLORS[0], linewidth=1.6)
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set(xlabel="false acceptance rate", ylabel="true acceptance rate", ylim=(0, 1.02))
         axes.set_title("Verification ROC", loc="left")
 

@@ -49,6 +49,12 @@ class Table:
     rows: Sequence[Sequence[str | Cell]]
     kind: str = "table"
 
+    @property
+    def is_text(self) -> list[bool]:
+        """Which columns hold texts, so that they are aligned to the left."""
+        columns = zip(*([cell if isinstance(cell, str) else cell.text for cell in row] for row in self.rows), strict=True)
+        return [any(text[:1] not in "+-0123456789" for text in column) for column in columns]
+
 
 @dataclass(frozen=True)
 class Panel:

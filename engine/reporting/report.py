@@ -32,5 +32,5 @@ def make_report(paths: Sequence[Path], title: str, data: Path | None, projection
             sections.append(evaluation_section(each, data, projection, num_examples))
             overview.append((sections[-1].title, describe_evaluation(each)))
     if len(sections) > 1:
-        sections.insert(0, Section("Overview", [Table("What this page contains", ("", "result"), overview)]))
+        sections.insert(0, Section("Overview", [Table("What this page contains", ("", ""), overview)]))
     return render(title, sections)

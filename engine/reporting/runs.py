@@ -25,9 +25,10 @@ _TITLES: Final = {
     "peak_memory_gb": "peak memory, GB per rank",
 }
 _SPEED: Final = ("crops_per_second", "mfu", "data_wait_share", "step_seconds", "peak_memory_gb")
+_SHARES: Final = ("mfu", "data_wait_share")
 _STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
 _SCORES: Final = tuple(dict.fromkeys([*(name for kind in COLUMNS.values() for name in kind), "rank1", "rank5", "auroc"]))
-_MAX_POINTS = 300
+_MAX_POINTS = 120
 _NUM_ENDS = 10  # a first or last value is the median of so many rows, or of a tenth of the run if that is less
 
 _Points = tuple[NDArray[np.float64], NDArray[np.float64]]
@@ -105,7 +106,7 @@ def _facts(run: RunFolder) -> Table:
         "hardware": f"{summary['world_size']} x {summary['device']}" if {"world_size", "device"} <= set(summary) else None,
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(run.versions.items())) or None,
     }
-    return Table("The run", ("", "value"), [(name, str(value)) for name, value in rows.items() if value is not None])
+    return Table("The run", ("", ""), [(name, str(value)) for name, value in rows.items() if value is not None])
 
 
 def _table(run: RunFolder, names: Sequence[str]) -> Table:
@@ -127,7 +128,8 @@ def _speed_table(run: RunFolder) -> Table:
         _, values = _points(run.train[len(run.train) // 10 :], name)
         if len(values):
             low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
-            rows.append((_TITLES[name], f"{middle:.4g}", f"{low:.4g}", f"{high:.4g}"))
+            form = "{:.2%}" if name in _SHARES else "{:,.3g}"
+            rows.append((_TITLES[name], *(form.format(value) for value in (middle, low, high))))
     return Table("Without the first tenth of the steps (warm-up)", ("", "median", "10 %", "90 %"), rows)
 
 
@@ -146,7 +148,7 @@ def _curve(run: RunFolder, name: str) -> Panel:
         axes.set_xlabel("step")
         if name == "learning_rate":
             axes.set_ylim(bottom=0)
-        if len(valid[0]) or len(chance[0]):
+        if sum(len(values) > 0 for values, _ in (train, valid, chance)) > 1:
             axes.legend()
 
     ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in _named(train, valid) if len(values)]

@@ -59,6 +59,18 @@ def draw(plot: Callable[[Axes], None], size: tuple[float, float] = (4.4, 3.1)) -
         return to_svg(figure)
 
 
+def draw_legend_below(axes: Axes) -> None:
+    """Draws the legend below the axes, one name a line, where it hides nothing."""
+    figure = axes.get_figure()
+    assert figure is not None
+    figure.legend(loc="outside lower left", ncols=1, fontsize=9, handlelength=1.2)
+
+
+def size_with_legend(num_names: int) -> tuple[float, float]:
+    """Returns the size of a panel, in inches, with space for such a legend."""
+    return 4.4, 3.2 + 0.2 * num_names
+
+
 def _round(number: re.Match[str]) -> str:
     """Returns a coordinate, in points, with a precision that nobody sees, and without trailing zeros."""
     return f"{float(number[0]):.1f}".removesuffix(".0")
