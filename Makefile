@@ -4,6 +4,7 @@
 #   make setup                       creates the virtual environment with all dependencies
 #   make pretrain                    quickstart: trains a tiny model on a simulated cohort, a few minutes on two CPU cores
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
+#   make finetune [DATA=FOLDER]      after it: fine-tunes that model, evaluates it, predicts, and reports all of it
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine; needs root
 #   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
@@ -16,7 +17,7 @@ DATA ?=
 SEED ?= 0
 CASES ?= 200
 
-.PHONY: help setup pretrain test test-cluster test-faults lint bench messages
+.PHONY: help setup pretrain finetune test test-cluster test-faults lint bench messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -30,7 +31,11 @@ else
 RECORDINGS := $(DATA)
 NAME := $(notdir $(abspath $(DATA)))
 endif
-RUN := runs/quickstart-$(NAME)-$(shell date +%Y%m%d-%H%M%S)
+TIME := $(shell date +%Y%m%d-%H%M%S)
+RUN := runs/quickstart-$(NAME)-$(TIME)
+# The run of pre-training that `make finetune` starts from: the last one.
+PRETRAINED ?= $(lastword $(sort $(wildcard runs/quickstart-$(NAME)-*)))
+FINETUNED := runs/finetune-$(NAME)-$(TIME)
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -48,10 +53,23 @@ ifeq ($(DATA),)
 	ecg-data synth $(RECORDINGS) --patients 120
 endif
 	ecg-data build physionet2021 $(RECORDINGS) datasets/$(NAME)
-	deepspeed --quiet --num_gpus 1 engine/pretrain.py --config configs/quickstart.yaml data.path=datasets/$(NAME) output_dir=$(RUN)
+	ecg-data split datasets/$(NAME) --plan random --fractions 0.7,0.1,0.2 --hold-out test
+	deepspeed --quiet --num_gpus 1 engine/pretrain.py --config configs/quickstart.yaml data.path=datasets/$(NAME) data.plan=random \
+	    output_dir=$(RUN)
 	@echo
 	@echo "See $(RUN)/loss.png. To train the paper's model on these crops:"
-	@echo "  $(VENV)/bin/deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=datasets/$(NAME)"
+	@echo "  $(VENV)/bin/deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=datasets/$(NAME) data.plan=random"
+	@echo "To fine-tune, evaluate and report the model of this run: make finetune$(if $(DATA), DATA=$(DATA))"
+
+finetune: $(INSTALLED)
+	@test -n "$(PRETRAINED)" || { echo "There is no run of pre-training on $(NAME) yet: run make pretrain first" >&2; exit 2; }
+	deepspeed --quiet --num_gpus 1 engine/finetune.py --config configs/quickstart_finetune.yaml data.path=datasets/$(NAME) \
+	    init_from=$(PRETRAINED) output_dir=$(FINETUNED)
+	python engine/evaluate.py $(FINETUNED) --data datasets/$(NAME) --plan random --leads 12,6,3,2,1 -o $(FINETUNED)/evaluation
+	python engine/predict.py $(FINETUNED) datasets/$(NAME) --plan random --split test -o $(FINETUNED)/predictions.parquet
+	python engine/report.py $(PRETRAINED) $(FINETUNED) $(FINETUNED)/evaluation -o $(FINETUNED)/report.html
+	@echo
+	@echo "Open $(FINETUNED)/report.html in a browser."
 
 test: $(INSTALLED)
 	python -m pytest

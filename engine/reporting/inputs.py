@@ -141,7 +141,7 @@ class EvaluationFolder:
         if row.predictions not in self._read:
             file = self.folder / row.predictions
             try:
-                with np.load(file, allow_pickle=False) as arrays:
+                with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
                     self._read[row.predictions] = dict(arrays)
             except FileNotFoundError:
                 raise UserError(f"{file}: is missing: evaluate again with engine/evaluate.py -o FOLDER") from None

@@ -97,7 +97,7 @@ def patient_projection(
         _clean(axes)
 
     caption = f"{_caption(len(rows), method, note)} Circles: gallery; crosses: probes; {len(colored)} patients in colors."
-    return Figures(caption, [Panel(draw(plot, (6.0, 4.6)), f"Embeddings of {len(keep)} patients in the plane")])
+    return Figures(caption, [Panel(draw(plot, (4.4, 3.4)), f"Embeddings of {len(keep)} patients in the plane")])
 
 
 def _class_panel(plane: NDArray[np.float64], is_in: NDArray[np.bool_], name: str) -> Panel:
