@@ -9,6 +9,7 @@ from engine.reporting.decisions import confusion_block
 from engine.reporting.examples import choose_examples, describe
 from engine.reporting.outputs import Outputs
 from engine.reporting.page import Cell, Table
+from engine.reporting.projection import PROJECTIONS, project
 
 
 def outputs(targets: list[list[float]], predicted: list[list[float]], kind: str = "multilabel") -> Outputs:
@@ -37,7 +38,7 @@ def test_examples_of_a_regression_are_the_smallest_and_the_largest_errors() -> N
 
 @pytest.mark.parametrize("kind", ["multilabel", "multiclass"])
 def test_confusion_counts_recordings(kind: str) -> None:
-    targets = [[1.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 1, 0], [0, 1, 0]]
+    targets = [[1.0, 0.0, 0.0]] * 2 + [[0.0, 1.0, 0.0]] * 3
     own = outputs(targets, [[0.9, 0.1, 0], [0.4, 0.6, 0], [0.1, 0.9, 0], [0.1, 0.9, 0], [0.2, 0.3, 0.1]], kind)
     table = confusion_block(own)
     assert isinstance(table, Table)
@@ -55,3 +56,13 @@ def test_reliability_has_the_share_of_positives_in_each_bin() -> None:
     panel, counts = reliability_block(outputs(targets, [[0.72]] * 10 + [[0.15]] * 4)).panels
     assert panel.description.endswith(": 0.72: 0.80"), "the bin of 4 predictions is too small"
     assert counts.description.endswith("0, 4, 0, 0, 0, 0, 0, 10, 0, 0")
+
+
+@pytest.mark.parametrize("method", PROJECTIONS)
+def test_projections_keep_clusters_apart(method: str) -> None:
+    random = np.random.default_rng(0)
+    clusters = random.normal(size=(2, 1, 8)) * 20 + random.normal(size=(2, 15, 8))
+    plane, _ = project(clusters.reshape(30, 8).astype(np.float32), method)
+    centers = plane.reshape(2, 15, 2).mean(1)
+    nearest = np.linalg.norm(plane[:, None] - centers, axis=-1).argmin(1)
+    assert nearest.tolist() == [0] * 15 + [1] * 15
