@@ -60,8 +60,8 @@ def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery:
     matching = match(embeddings.probe, embeddings.gallery, embeddings.patients[1], embeddings.patients[0])
     section.blocks += [
         Figures(
-            "Similarities: cosines of probe and gallery, of the same and of different patients. Rank curve: share of probes whose "
-            "own patient is among the K most similar. Verification: whether two segments are of the same patient.",
+            "Similarities: cosines of probe and gallery, of the same and of different patients. Rank curve: share of probes "
+            "whose own patient is among the K most similar. Verification: whether two segments are of the same patient.",
             [_similarities(embeddings), _ranks(matching), _verification(matching)],
         ),
         *filter(None, [patient_projection((embeddings.gallery, embeddings.probe), embeddings.patients, projection)]),
