@@ -63,7 +63,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         check_matches(*resumed, task.model)
     else:
         task.initialize()
-    data = make_loaders(config, dataset, splits, ranks, task.pair, with_statistics=task.needs_statistics)
+    data = make_loaders(config, dataset, splits, ranks, task)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
     backend = DeepSpeedBackend(task.model, config, ranks)

@@ -7,7 +7,8 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.verification_cache import VerificationCache
 from engine.config import RunConfig
 from engine.data import Loader, SampleOrder, Split, make_loader
-from engine.options import SegmentPair, UserError
+from engine.options import UserError
+from engine.tasks import Task
 from engine.training.distributed import Ranks
 from engine.training.shard_watch import ShardWatch
 
@@ -39,10 +40,8 @@ class RunData:
             self.valid.close()
 
 
-def make_loaders(
-    config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, pair: SegmentPair, *, with_statistics: bool = False
-) -> RunData:
-    """Makes the loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
+def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, task: Task) -> RunData:
+    """Makes a task's loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
         UserError: the loader is not installed, or its options do not fit together.
@@ -61,9 +60,9 @@ def make_loaders(
             rank=ranks.rank,
             world_size=ranks.world_size,
             device=ranks.device,
-            pair=pair,
+            pair=task.pair,
             labels=split.labels,
-            with_statistics=with_statistics,
+            with_statistics=task.needs_statistics,
         )
     watch = ShardWatch(dataset, ranks) if config.data.verify == "hash" else None
     return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size, watch)

@@ -23,7 +23,8 @@ def metrics_and_gradients(
     def run(number: int) -> tuple[Tensor, dict[str, Tensor]]:
         own = slice(number * size, (number + 1) * size)
         torch.manual_seed(number)
-        return model(segments[own], patient[own], 0, own.start)
+        loss, metrics = model(segments[own], patient[own], 0, own.start)
+        return loss, metrics
 
     if cached:
         objective.cache = EmbeddingCache(objective.contrast)
