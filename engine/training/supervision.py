@@ -56,11 +56,14 @@ def _watch_launcher() -> Callable[[], bool]:
     """Returns a function that says whether a process that started this one has ended.
 
     That is its parent, and with DeepSpeed also the parent's parent: ``deepspeed`` starts one launcher per machine, which starts
-    the ranks. Whoever started ``deepspeed`` or ``torchrun``, such as a shell, may end.
+    the ranks; on several machines it does so through a shell that the ssh server starts, or the server itself. Whoever started
+    ``deepspeed`` or ``torchrun``, such as a shell, may end.
     """
     launcher = os.getppid()
     runner = _parent(launcher)
-    has_runner = "deepspeed.launcher.launch" in _command(launcher) and "deepspeed" in _command(runner)
+    has_runner = "deepspeed.launcher.launch" in _command(launcher) and any(
+        word in _command(runner) for word in ("deepspeed", "sshd")
+    )
     return lambda: os.getppid() != launcher or (has_runner and _parent(launcher) != runner)
 
 

@@ -1,37 +1,32 @@
-"""Two hosts on one machine, for tests of runs on several machines."""
+"""Two hosts on one machine, and what a run on them is compared with."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from network_hosts import Host
+from cluster_runs import OVERRIDES
+from network_hosts import Host, two_hosts
+from pretraining_runs import Run
 
 
 @pytest.fixture(scope="module")
-def hosts() -> Iterator[tuple[Host, Host]]:
-    """Creates two connected hosts; needs root and the command ``ip``."""
-    if shutil.which("ip") is None:
-        pytest.skip("the command ip (iproute2) is not installed")
-    first, second = (Host(f"ecg-{os.getpid()}-{number}", f"10.77.0.{number}", f"ecg{number}") for number in (1, 2))
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Host, Host]]:
+    """Two connected hosts; needs root and the commands ``ip``, ``nsenter`` and ``unshare``."""
+    missing = [command for command in ("ip", "nsenter", "unshare") if shutil.which(command) is None]
+    if missing:
+        pytest.skip(f"not installed: {', '.join(missing)} (Debian: iproute2, util-linux)")
+    context = two_hosts(tmp_path_factory.mktemp("hosts"))
     try:
-        _ip("netns", "add", first.name)
+        made = context.__enter__()
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"no right to create network namespaces: {error.stderr.decode().strip()}")
-    try:
-        _ip("netns", "add", second.name)
-        peer = ("peer", "name", second.interface, "netns", second.name)
-        _ip("link", "add", first.interface, "netns", first.name, "type", "veth", *peer)
-        for host in (first, second):
-            _ip("-n", host.name, "address", "add", f"{host.address}/24", "dev", host.interface)
-            for interface in (host.interface, "lo"):
-                _ip("-n", host.name, "link", "set", interface, "up")
-        yield first, second
-    finally:
-        for host in (first, second):
-            subprocess.run(["ip", "netns", "delete", host.name], check=False, capture_output=True)
+        pytest.skip(f"no right to create network namespaces: {error.stderr.strip()}")
+    yield made
+    context.__exit__(None, None, None)
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True)
+@pytest.fixture(scope="session")
+def uninterrupted(simulated_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of a run with one rank."""
+    return Run(simulated_dataset, tmp_path_factory.mktemp("one") / "run", *OVERRIDES).succeed(400).losses()
