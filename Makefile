@@ -6,7 +6,8 @@
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make finetune [DATA=FOLDER]      after it: fine-tunes that model, evaluates it, predicts, and reports all of it
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
-#   make test-cluster                runs pre-training on two hosts, network namespaces on this machine; needs root
+#   make test-cluster                runs pre-training on two hosts, network namespaces on this machine, under torchrun, SLURM and
+#                                    deepspeed --hostfile; needs root, skips what is not installed
 #   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
 #   make messages                    lists every message that users can see, for proofreading
@@ -75,7 +76,7 @@ test: $(INSTALLED)
 	python -m pytest
 
 test-cluster: $(INSTALLED)
-	python -m pytest -m cluster tests/cluster
+	python -m pytest -m cluster tests/cluster --durations=0
 
 test-faults: $(INSTALLED)
 	python tests/faults.py --seed $(SEED) --cases $(CASES)

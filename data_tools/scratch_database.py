@@ -34,7 +34,7 @@ def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[
     Raises:
         OSError: the folder cannot be written to, or the disk is full.
     """
-    parent = folder or _default_folder()
+    parent = folder or scratch_folder()
     config: dict[str, str | bool | int | float | list[str]] = {
         "memory_limit": f"{_MEMORY_MB + num_rows // _ROWS_PER_MB}MB",
         "threads": 2,
@@ -66,7 +66,8 @@ def read_batches(
     yield from database.cursor().sql(query, params=list(parameters)).to_arrow_reader(batch_rows)
 
 
-def _default_folder() -> Path:
+def scratch_folder() -> Path:
+    """Returns the folder for large temporary files: TMPDIR, or else the system's."""
     # /tmp, which Python would choose, is held in memory on many systems.
     large = Path("/var") / "tmp"
     return large if "TMPDIR" not in os.environ and os.access(large, os.W_OK) else Path(tempfile.gettempdir())

@@ -82,7 +82,7 @@ class CropStore:
         if chosen is not None:
             self.fingerprint = fingerprint_of(dataset, chosen)
         self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": self.fingerprint}
-        self._dataset = dataset
+        self._dataset, self._stored = dataset, stored
         self._shards = dataset.open_store(stored)
         places, lengths = [np.empty(0, PLACE_DTYPE)], [np.empty(0, np.int32)]
         for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
@@ -114,6 +114,13 @@ class CropStore:
         self._places = np.concatenate(places)[self.crop]
         del places, lengths, num_valid, num_segments  # to free their memory before more is needed
         self.recording, self.patient = _number_recordings_and_patients(dataset, split, plan, self.crop)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_shards"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._shards = self._dataset.open_store(self._stored)
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
         """Returns the keys of some samples' crops, which takes a pass over samples.parquet.

@@ -16,6 +16,7 @@ from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
 from engine.training.metric_writers import MetricWriter, make_metric_writers
 from engine.training.micro_batch import resolve_micro_batch_size
+from engine.training.shared_splits import share_splits
 from engine.training.summary import describe_run
 from engine.training.trainer import RunState, Trainer
 
@@ -38,7 +39,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     config = task_class.resolve_config(config)
     dataset = open_dataset(config, ranks)
-    splits = task_class.open_splits(config, dataset)
+    splits = share_splits(lambda: task_class.open_splits(config, dataset), ranks)
     ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in task_class.notices(config, dataset)))
     if config.validation.patience is not None and "valid" not in splits:
         raise UserError(

@@ -76,7 +76,10 @@ def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
     """
     if config.data.path is None:
         raise UserError("data.path is missing: set it to a dataset's folder, data.path=DATASET (`ecg-data build` creates one)")
-    dataset: Dataset = ranks.on_main_rank(lambda: Dataset.open(Path(str(config.data.path))))
+    # Machines may have copies of their own; the hashes below are shared by all ranks, as if they did not.
+    dataset: Dataset = ranks.on_each_machine(lambda: Dataset.open(Path(str(config.data.path))))
+    if len(set(ranks.gather(dataset.fingerprint))) > 1:
+        raise UserError(f"{config.data.path}: the machines have different datasets there: copy one of them to all machines")
     if config.data.verify == "hash":
         _verify_shards(dataset, ranks)
     return dataset

@@ -26,6 +26,7 @@ class Ranks:
     world_size: int
     device: torch.device
     group: dist.ProcessGroup | None = None  # of the methods that exchange Python objects; None: the default group
+    machine: dist.ProcessGroup | None = None  # the ranks of this rank's machine; None: all are on it
 
     @property
     def is_main(self) -> bool:
@@ -53,19 +54,38 @@ class Ranks:
 
         An :class:`OSError` becomes a :class:`UserError`, which all ranks raise together.
         """
-        outcome: list[Any] = [None, None]
-        if self.is_main:
-            try:
-                outcome[0] = compute()
-            except ValueError as error:
-                outcome[1] = error
-            except OSError as error:
-                where = "" if error.filename is None else f"{error.filename}: "
-                outcome[1] = UserError(f"{where}{error.strerror}: fix this and run again")
+        outcome = [*_attempt(compute)] if self.is_main else [None, None]
         dist.broadcast_object_list(outcome, src=0, group=self.group)
         if outcome[1] is not None:
             raise outcome[1]
         return outcome[0]
+
+    def on_each_machine(self, compute: Callable[[], Any]) -> Any:
+        """Runs ``compute`` on one rank of each machine, and returns its result on the ranks of that machine.
+
+        Errors as in :meth:`on_main_rank`: an error on any machine, whose name it has if there are several, is raised on every
+        rank.
+        """
+        outcome = [*_attempt(compute)] if dist.get_rank(self.machine) == 0 else [None, None]
+        if self.machine is not None and outcome[1] is not None:
+            outcome[1] = type(outcome[1])(f"{socket.gethostname()}: {outcome[1]}")
+        first = 0 if self.machine is None else dist.get_global_rank(self.machine, 0)
+        dist.broadcast_object_list(outcome, src=first, group=self.machine)
+        error = next(filter(None, self.gather(outcome[1])), None)
+        if error is not None:
+            raise error
+        return outcome[0]
+
+
+def _attempt(compute: Callable[[], Any]) -> tuple[Any, ValueError | None]:
+    """Returns the result of a function, or the error to raise on all ranks."""
+    try:
+        return compute(), None
+    except ValueError as error:
+        return None, error
+    except OSError as error:
+        where = "" if error.filename is None else f"{error.filename}: "
+        return None, UserError(f"{where}{error.strerror}: fix this and run again")
 
 
 def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks:
@@ -91,7 +111,21 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         # The ranks of one machine share its cores; with more threads than cores they would wait for each other.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
     _init_deepspeed(device, timedelta(minutes=_COLLECTIVE_TIMEOUT_FACTOR * timeout_minutes))
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device)
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, machine=make_machine_group())
+
+
+def make_machine_group() -> dist.ProcessGroup | None:
+    """Returns a gloo group of the ranks that share this rank's machine; ``None`` if all ranks do."""
+    # torchrun and deepspeed number the machines. A name is no number: machines may have the same.
+    variables = ("GROUP_RANK", "CROSS_RANK")
+    own = next((os.environ[name] for name in variables if name in os.environ), socket.gethostname())
+    names: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(names, own)
+    members = [rank for rank, name in enumerate(names) if name == own]
+    if len(members) == len(names):
+        return None
+    group: dist.ProcessGroup = dist.new_group(members, backend="gloo", use_local_synchronization=True)
+    return group
 
 
 def _init_deepspeed(device: torch.device, timeout: timedelta) -> None:

@@ -23,7 +23,7 @@ _SOURCES = Path(__file__).parents[2]
 class StopRequest:
     """Records a reason to stop, so that the trainer can finish the step, save, and exit.
 
-    SIGTERM and SIGINT are reasons, and so is the end of the launcher.
+    SIGTERM, SIGINT and SIGUSR1, which job schedulers send before a time limit, are reasons, and so is the end of the launcher.
 
     Attributes:
         reason: why the run should stop, as a clause, or ``None``.
@@ -32,7 +32,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason: str | None = None
         self._interrupted = False
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._record)
         if "LOCAL_RANK" in os.environ and os.getppid() > 1:
             is_gone = _watch_launcher()

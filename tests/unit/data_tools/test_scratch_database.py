@@ -101,4 +101,4 @@ def test_scratch_files_lie_where_the_user_says(tmp_path: Path, monkeypatch: pyte
     with scratch_database():
         assert len(list(tmp_path.iterdir())) == 1
     monkeypatch.delenv("TMPDIR")
-    assert module._default_folder().is_dir()
+    assert module.scratch_folder().is_dir()
