@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from _cluster_model import RANKS_PER_MACHINE, cluster_costs
 from _communication import ring_bytes
 from _tables import Result, Table
 
@@ -95,10 +96,25 @@ def scaling_page(results: Mapping[str, Result]) -> str:
         )
     for title, weak in (("512 pairs per GPU", True), ("The paper's batch: 512 pairs in total", False)):
         parts += [f"## {title}", _prediction(cluster, weak=weak).markdown()]
+    costs = [result for result in results.values() if result["benchmark"] == "cluster"]
+    if costs:
+        stages = {stage["zero_stage"]: stage["collective_bytes"] for stage in scalings[-1]["metrics"]["runs"][-1]["stages"]}
+        traffic = stages.get(costs[-1]["config"]["zero"], {})
+        table = cluster_costs(costs[-1], traffic, cluster.node_bandwidth, cluster.network_bandwidth)
+        parts += ["## Start-up, checkpoints and communication", _costs_introduction(costs[-1]), table.markdown()]
     on_cpu = [result for result in scalings if not result["environment"]["gpus"]]
     if on_cpu:
         parts += ["## The model compared with CPU ranks", _cpu_check(on_cpu[-1])]
     return "\n\n".join(parts)
+
+
+def _costs_introduction(result: Result) -> str:
+    machine = result["environment"]
+    device = ", ".join(machine["gpus"]) or f"{machine['cores']} cores, other programs' load {machine['load_at_start']:g}"
+    return (
+        f"Measured by `cluster.py` with ranks on one machine ({device}), the slowest rank's seconds; more ranks than cores "
+        f"take turns. Predicted for machines of {RANKS_PER_MACHINE} ranks, with the assumption of each line."
+    )
 
 
 def _is_base(result: Result) -> bool:

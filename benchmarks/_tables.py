@@ -252,6 +252,18 @@ def _presets(result: Result) -> list[Table]:
     return [Table(caption, headers, rows)]
 
 
+def _cluster(result: Result) -> list[Table]:
+    runs = result["metrics"]["runs"]
+    names = [name for name in runs[0] if name.endswith("_seconds")]
+    rows: list[list[object]] = [
+        [name.removesuffix("_seconds"), *(value for run in runs for value in _spread(run[name]))] for name in names
+    ]
+    headers = ["seconds", *(f"{word} of {run['ranks']}" for run in runs for word in ("median", "min", "max"))]
+    num_bytes, num_crops = runs[0]["checkpoint_bytes"], runs[0]["num_crops"]
+    caption = f"Seconds of the slowest rank, by number of ranks; {num_crops:,} crops, a checkpoint of {num_bytes / 1e9:.2f} GB."
+    return [Table(caption, headers, rows)]
+
+
 _TABLES: dict[str, Callable[[Result], list[Table]]] = {
     "build_shards": _build,
     "loader": _loader,
@@ -261,6 +273,7 @@ _TABLES: dict[str, Callable[[Result], list[Table]]] = {
     "pretraining": _pretraining,
     "check_regression": _regression,
     "presets": _presets,
+    "cluster": _cluster,
 }
 
 

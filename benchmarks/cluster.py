@@ -1,0 +1,138 @@
+"""Measures what a run costs besides its steps: start-up, checkpoints and the latency of collectives, by number of ranks.
+
+    python benchmarks/cluster.py DATASET [--ranks 1 2 4] [--zero 1] [--device auto] [--json FILE]
+
+Each number of ranks runs in new processes on this machine. `report.py` predicts the costs of more ranks on several machines
+from these results; SCALING.md lists its assumptions.
+"""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _common import environment, free_port, print_environment, print_table, spread, write_json
+from torch.multiprocessing.spawn import spawn
+
+from data_tools.shards.manifest import DatasetError
+from engine.config import PretrainConfig, load_config
+from engine.device import select_device
+from engine.options import UserError
+from engine.tasks import PretrainingTask
+from engine.training.checkpoint import Checkpoints
+from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
+from engine.training.data import open_dataset
+from engine.training.deepspeed_backend import DeepSpeedBackend
+from engine.training.distributed import Ranks, exit_process, init_distributed
+from engine.training.shared_splits import share_splits
+
+PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
+PHASES = {
+    "start_seconds": "processes and imports",
+    "connect_seconds": "connecting the ranks",
+    "tables_seconds": "opening the dataset",
+    "model_seconds": "model and optimizer",
+    "write_seconds": "writing a checkpoint",
+    "verify_seconds": "verifying it",
+    "load_seconds": "loading it",
+    "hop_seconds": "small all-reduce",
+}
+"""Key of a result -> what was timed."""
+
+
+def main() -> int:
+    """Measures, prints a table, and writes JSON on request."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("dataset", type=Path, help="dataset to open")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of ranks (default: 1 2 4)")
+    parser.add_argument("--zero", type=int, choices=range(4), default=1, help="ZeRO stage (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="checkpoints (default: %(default)s)")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
+    arguments = parser.parse_args()
+    machine = environment()
+    runs = []
+    for num_ranks in arguments.ranks:
+        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
+            words = (num_ranks, free_port(), time.time(), arguments, Path(folder))
+            spawn(_run_rank, words, nprocs=num_ranks)
+            runs.append(json.loads((Path(folder) / "result.json").read_text()))
+    print_environment(machine)
+    rows = [[title, *(run[key]["median"] for run in runs)] for key, title in PHASES.items()]
+    print_table(["seconds", *(f"{num} ranks" for num in arguments.ranks)], rows)
+    if arguments.json:
+        config = {"zero": arguments.zero, "repeats": arguments.repeats, "overrides": []}
+        write_json(arguments.json, "cluster", config, machine, {"runs": runs})
+    return 0
+
+
+def _run_rank(rank: int, num_ranks: int, port: int, started: float, arguments: argparse.Namespace, folder: Path) -> None:
+    seconds = {"start_seconds": [time.time() - started]}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_SIZE": str(num_ranks)}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    start = time.perf_counter()
+    ranks = init_distributed(select_device(arguments.device))
+    seconds["connect_seconds"] = [time.perf_counter() - start]
+    try:
+        result = _measure(ranks, arguments, folder, seconds)
+    except (UserError, DatasetError) as error:
+        sys.stderr.write(f"cluster: {error}\n" if ranks.is_main else "")
+        exit_process(2)
+    if ranks.is_main:
+        (folder / "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    exit_process(0)
+
+
+def _measure(ranks: Ranks, arguments: argparse.Namespace, folder: Path, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """Returns the times of all phases, each the longest of all ranks."""
+    batch = f"train.batch_size={ranks.world_size}"
+    settings = [batch, f"zero.stage={arguments.zero}", f"data.path={arguments.dataset}", "data.verify=size"]
+    config = load_config(PretrainConfig, [PRESET], [*settings, "train.precision=fp32"])
+
+    def timed(key: str, function: Callable[[], Any]) -> Any:
+        dist.barrier()
+        start = time.perf_counter()
+        result = function()
+        seconds.setdefault(key, []).append(time.perf_counter() - start)
+        return result
+
+    def open_splits() -> Any:
+        dataset = open_dataset(config, ranks)
+        return share_splits(lambda: PretrainingTask.open_splits(config, dataset), ranks)
+
+    splits = timed("tables_seconds", open_splits)
+    backend = timed("model_seconds", lambda: DeepSpeedBackend(PretrainingTask(config).model, config, ranks))
+    checkpoints = Checkpoints(folder / "checkpoints", ranks, keep_last=1, keep_best=None)
+    for step in range(1, arguments.repeats + 1):
+        info = CheckpointInfo(
+            format_version=FORMAT_VERSION, step=step, loader={"cursor": 0}, config={}, world_size=ranks.world_size,
+            zero_stage=backend.stage, shapes=backend.shapes,
+        )  # fmt: skip
+        timed("write_seconds", partial(checkpoints.save, backend, info))
+        found = timed("verify_seconds", checkpoints.newest)
+        timed("load_seconds", partial(checkpoints.load, found[0], found[1], backend))
+    small = torch.zeros(1, device=ranks.device)
+    for _ in range(100):
+        timed("hop_seconds", lambda: dist.all_reduce(small))
+    slowest = {key: [max(each) for each in zip(*ranks.gather(values), strict=True)] for key, values in seconds.items()}
+    num_bytes = sum(path.stat().st_size for path in (folder / "checkpoints").rglob("*") if path.is_file())
+    described = {"ranks": ranks.world_size, "device": ranks.device.type, "checkpoint_bytes": num_bytes}
+    described["num_crops"] = sum(split.store.num_samples for split in splits.values())
+    return described | {key: spread(values) for key, values in slowest.items()}
+
+
+if __name__ == "__main__":
+    exit_process(main())
