@@ -12,6 +12,7 @@ import duckdb
 import numpy as np
 import numpy.typing as npt
 
+from data_tools.labels import LabelDefinition
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
@@ -151,10 +152,11 @@ def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of a split and, if they have some, their labels [num_samples, ...]."""
+    """The samples of a split and, if they have some, their labels [num_samples, ...], and what these mean."""
 
     store: CropStore
     labels: npt.NDArray[Any] | None = None
+    definition: LabelDefinition | None = None
 
 
 def _number_recordings_and_patients(

@@ -101,8 +101,10 @@ class LabelTask(FinetuningTask):
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         options: Any = config.task
         self._options: LabelOptions = options
-        self.definition: LabelDefinition = make_labeler(self._options).definition
-        self._train_labels = None if splits is None else splits["train"].labels
+        split = None if splits is None else splits["train"]
+        known = None if split is None else split.definition  # without reading the table once more
+        self.definition: LabelDefinition = known or make_labeler(self._options).definition
+        self._train_labels = None if split is None else split.labels
         self._last: tuple[NDArray[Any], NDArray[Any]] | None = None
         super().__init__(config, splits)
 
@@ -140,7 +142,7 @@ class LabelTask(FinetuningTask):
                     store = open_train_segments(config, dataset, split, labels.is_labeled)
                 else:
                     store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
-                splits[name] = Split(store, labels.values[store.crop])
+                splits[name] = Split(store, labels.values[store.crop], labels.definition)
         except LabelError as error:
             raise UserError(str(error)) from None
         return splits

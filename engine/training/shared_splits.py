@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch.distributed as dist
 
+from data_tools.labels import LabelDefinition
 from data_tools.scratch_database import scratch_folder
 from engine.data import CropStore, Split
 from engine.training.distributed import Ranks
@@ -27,11 +28,13 @@ class _Stored(NamedTuple):
         values: the attributes of its store that are not arrays.
         arrays: the files of those that are.
         labels: file of the labels, if there are some.
+        definition: what they mean.
     """
 
     values: dict[str, Any]
     arrays: dict[str, Path]
     labels: Path | None
+    definition: LabelDefinition | None
 
 
 def share_splits(open_splits: Callable[[], dict[str, Split]], ranks: Ranks) -> dict[str, Split]:
@@ -74,13 +77,13 @@ def _write_split(split: Split, folder: Path) -> _Stored:
     for name, array in {**arrays, **labels}.items():
         np.save(folder / f"{name}.npy", array, allow_pickle=False)
     files = {name: folder / f"{name}.npy" for name in arrays}
-    return _Stored(values, files, folder / f"{_LABELS}.npy" if labels else None)
+    return _Stored(values, files, folder / f"{_LABELS}.npy" if labels else None, split.definition)
 
 
 def _map(stored: _Stored) -> Split:
     store = CropStore.__new__(CropStore)
     store.__setstate__(stored.values | {name: _map_array(path) for name, path in stored.arrays.items()})
-    return Split(store, None if stored.labels is None else _map_array(stored.labels))
+    return Split(store, None if stored.labels is None else _map_array(stored.labels), stored.definition)
 
 
 def _map_array(path: Path) -> Any:

@@ -18,6 +18,7 @@ import torch
 from distributed_helpers import run_ranks
 from pretraining_runs import TINY
 
+from data_tools.labels import LabelDefinition
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.config import PretrainConfig, load_config
@@ -42,7 +43,8 @@ def make_ranks(rank: int, machine: int) -> Ranks:
 def open_splits(dataset: Dataset) -> dict[str, Split]:
     train = CropStore(dataset, "pretrain")
     valid = CropStore(dataset, "valid", unit="segment")
-    return {"train": Split(train, np.arange(train.num_samples)), "valid": Split(valid)}
+    definition = LabelDefinition(name="number", kind="regression", classes=("number",))
+    return {"train": Split(train, np.arange(train.num_samples), definition), "valid": Split(valid)}
 
 
 def count_reads() -> list[str]:
@@ -74,6 +76,7 @@ def share(rank: int, folder: str, scratch: str, machines: list[int]) -> tuple[in
         own, shared = (each.store.__getstate__() for each in (expected[name], split))
         is_equal &= own.keys() == shared.keys() and all(np.array_equal(own[key], shared[key]) for key in own)
         is_equal &= np.array_equal(expected[name].labels, split.labels)  # type: ignore[arg-type] # None equals None
+        is_equal &= split.definition == expected[name].definition
         rows = np.arange(split.store.num_samples)
         signals = np.empty((2, len(rows), 12, 5000), np.int16)
         for place, store in enumerate((expected[name].store, split.store)):
