@@ -1,0 +1,205 @@
+"""Tables beside the paper's: mean and 95 % interval over seeds, as Markdown, as a page of HTML, and for JSON."""
+
+import html
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from _paper_cells import LEAD_COUNTS, METHODS, TABLES, PaperValue, Row, read_paper_values, row_cells
+from _paper_runs import CellJob, Settings
+from scipy.stats import t as student
+
+CONFIDENCE: Final = 0.95
+NOTE: Final = (
+    "Mean ± half the 95 % interval over seeds (Student's t); in parentheses the paper's values. Dx: CinC score of 5-s segments "
+    "with thresholds chosen on the validation split; Id: rank-1 accuracy. Bold: the best of a column."
+)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The scores of all seeds of one place in a table.
+
+    Attributes:
+        values: one for each seed that has finished.
+        num_seeds: how many there will be.
+        paper: the paper's value.
+    """
+
+    values: tuple[float, ...]
+    num_seeds: int
+    paper: PaperValue | None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the seeds, NaN without any."""
+        return statistics.fmean(self.values) if self.values else math.nan
+
+    @property
+    def interval(self) -> float:
+        """Half the width of the interval; NaN with fewer than two seeds."""
+        return half_interval(self.values)
+
+    def text(self) -> str:
+        """Returns "0.612 ± 0.010", with the number of seeds if some are missing."""
+        if not self.values:
+            return "–"
+        interval = f" ± {self.interval:.3f}" if len(self.values) > 1 else ""
+        missing = f" [{len(self.values)}/{self.num_seeds}]" if len(self.values) < self.num_seeds else ""
+        return f"{self.mean:.3f}{interval}{missing}"
+
+    def paper_text(self) -> str:
+        """Returns "0.618 ± 0.002" of the paper."""
+        return "–" if self.paper is None else f"{self.paper.mean:.3f} ± {self.paper.interval:.3f}"
+
+
+Table = dict[Row, dict[int, Score]]
+
+
+def half_interval(values: Sequence[float]) -> float:
+    """Returns half the width of the 95 % interval of the mean by Student's t distribution; NaN of fewer than two values."""
+    if len(values) < 2:
+        return math.nan
+    quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
+    return quantile * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """Returns the difference of two means over seeds, first minus second, and half its 95 % interval (Welch's t).
+
+    Args:
+        first: at least two scores.
+        second: likewise.
+    """
+    parts = [statistics.variance(values) / len(values) for values in (first, second)]
+    mean = statistics.fmean(first) - statistics.fmean(second)
+    if not sum(parts):
+        return mean, 0.0
+    squares = [part**2 / (len(values) - 1) for part, values in zip(parts, (first, second), strict=True)]
+    degrees = sum(parts) ** 2 / sum(squares)
+    return mean, float(student.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(sum(parts))
+
+
+def collect(settings: Settings, rows: Iterable[Row], seeds: Sequence[int]) -> Table:
+    """Returns the scores of the finished cells of some rows."""
+    paper, table = read_paper_values(), {}
+    for row in rows:
+        found: dict[int, list[float]] = {num_leads: [] for num_leads in paper[row]}
+        for num_leads, cell in row_cells(row, seeds):
+            result = CellJob(settings, cell).result()
+            if result is not None and math.isfinite(result["score"]):
+                found[num_leads].append(result["score"])
+        table[row] = {n: Score(tuple(found[n]), len(seeds), paper[row][n]) for n in found}
+    return table
+
+
+def best_rows(table: Table) -> set[tuple[Row, int]]:
+    """Returns the places with the highest mean of their table, task and column."""
+    groups: dict[tuple[int, str, int], list[tuple[float, Row]]] = {}
+    for row, scores in table.items():
+        for num_leads, score in scores.items():
+            if score.values:
+                groups.setdefault((row.table, row.task, num_leads), []).append((score.mean, row))
+    return {(max(group)[1], num_leads) for (_, _, num_leads), group in groups.items() if len(group) > 1}
+
+
+def column_titles(table: int) -> list[str]:
+    """Returns the titles of the columns of scores."""
+    return [f"{'P-' if table != 2 and n < 12 else ''}{n}-lead" for n in LEAD_COUNTS]
+
+
+def to_markdown(table: Table, facts: Mapping[str, str]) -> str:
+    """Returns all tables as Markdown, with the facts above."""
+    best = best_rows(table)
+    lines = [*(f"{name}: {value}  " for name, value in facts.items()), "", NOTE]
+    for number in sorted({row.table for row in table}):
+        titles = ["method", "task", *column_titles(number)]
+        lines += ["", f"### Table {number}. {TABLES[number]}", "", _line(titles), _line(["---", "---"] + ["---:"] * 5)]
+        for row, scores in table.items():
+            if row.table == number:
+                cells = [_markdown_cell(scores.get(n), is_best=(row, n) in best) for n in LEAD_COUNTS]
+                lines.append(_line([row.method, row.task, *cells]))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _markdown_cell(score: Score | None, *, is_best: bool) -> str:
+    if score is None:
+        return "–"
+    text = f"**{score.text()}**" if is_best else score.text()
+    return f"{text} ({score.paper_text()})"
+
+
+_STYLE = """
+:root { color-scheme: light dark; --line: #8884; --quiet: #767676; --best: #2a6ac722; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
+h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2.5rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap; }
+th, td { padding: .3rem .8rem; text-align: right; border-bottom: 1px solid var(--line); vertical-align: top; }
+th:first-child, td.method, th:nth-child(2), td.task { text-align: left; }
+td.method { position: sticky; left: 0; background: Canvas; font-weight: 600; }
+tr.same td.method { color: transparent; }
+small { display: block; color: var(--quiet); }
+td.best { background: var(--best); } td.best b { font-weight: 700; }
+dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } dt { color: var(--quiet); } dd { margin: 0; }
+"""
+
+
+def to_html(table: Table, facts: Mapping[str, str], title: str) -> str:
+    """Returns all tables as a page without references to other files."""
+    best = best_rows(table)
+    parts = [
+        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        f"<title>{html.escape(title)}</title><style>{_STYLE}</style></head><body>",
+        f"<h1>{html.escape(title)}</h1><dl>",
+        *(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts.items()),
+        f"</dl><p>{html.escape(NOTE.replace('in parentheses', 'below, in gray,'))}</p>",
+    ]  # fmt: skip
+    for number in sorted({row.table for row in table}):
+        heads = "".join(f"<th>{name}</th>" for name in ["method", "task", *column_titles(number)])
+        parts += [f"<h2>Table {number}. {html.escape(TABLES[number])}</h2>", f'<div class="wide"><table><tr>{heads}</tr>']
+        previous = None
+        for row, scores in table.items():
+            if row.table == number:
+                cells = "".join(_html_cell(scores.get(n), is_best=(row, n) in best) for n in LEAD_COUNTS)
+                same = ' class="same"' if row.method == previous else ""
+                method = html.escape(row.method)
+                parts.append(f'<tr{same}><td class="method">{method}</td><td class="task">{row.task}</td>{cells}</tr>')
+                previous = row.method
+        parts.append("</table></div>")
+    return "\n".join([*parts, "</body></html>", ""])
+
+
+def _html_cell(score: Score | None, *, is_best: bool) -> str:
+    if score is None:
+        return "<td>–</td>"
+    text = html.escape(score.text())
+    text, kind = (f"<b>{text}</b>", ' class="best"') if is_best else (text, "")
+    return f"<td{kind}>{text}<small>{html.escape(score.paper_text())}</small></td>"
+
+
+def to_json(table: Table) -> list[dict[str, Any]]:
+    """Returns all places of all tables, with the scores of each seed."""
+    return [
+        {
+            "table": row.table,
+            "method": row.method,
+            "preset": METHODS[row.method],
+            "task": row.task,
+            "leads": num_leads,
+            "padded": row.table != 2 and num_leads < 12,
+            "scores": list(score.values),
+            "mean": score.mean if score.values else None,
+            "interval": score.interval if len(score.values) > 1 else None,
+            "paper": None if score.paper is None else list(score.paper),
+        }
+        for row, scores in table.items()
+        for num_leads, score in scores.items()
+    ]

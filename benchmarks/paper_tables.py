@@ -1,0 +1,152 @@
+"""Reproduces Tables 1 to 4 of the paper: every method, task and combination of leads, over several seeds.
+
+    python benchmarks/paper_tables.py --table 1 --scale tiny [--quick] --output runs/tables
+    python benchmarks/paper_tables.py --table 1 --table 3 --scale paper --data DATASET --output runs/tables
+    python benchmarks/paper_tables.py --protocol MODEL ... --benchmark ptbxl_super DATASET PLAN ptbxl_database.csv
+
+--scale tiny trains a tiny model on a simulated cohort; its scores say nothing about patients. --scale paper runs the presets of
+configs/ on a dataset with the plans of `ecg-data split --plan paper`. The number of runs and their predicted time come first.
+Finished runs are kept in --output and shared by all tables; Ctrl-C saves the others, and the same command resumes them.
+Exit status: 0 if all cells are there, 1 if some failed, 2 after a mistake of the user, 130 after Ctrl-C.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from _common import environment, write_json
+from _paper_cells import METHODS, TABLES, Row, all_cells, table_rows
+from _paper_estimate import estimate_paper, estimate_tiny
+from _paper_pool import Devices, find_devices, run_all
+from _paper_protocol import add_arguments, run_protocol
+from _paper_report import collect, to_html, to_json, to_markdown
+from _paper_runs import CellJob, Settings
+from _paper_scales import QUICK, QUICK_METHODS, TINY, paper_settings, tiny_settings
+
+from data_tools.command_line import run_script
+from data_tools.files import lock_file, write_text
+from engine.options import UserError
+from engine.training.distributed import exit_process
+
+_NUM_SEEDS: Final = 3
+_SETTINGS_FILE: Final = "settings.json"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs what is missing, and writes the tables; returns the exit status."""
+    options = _make_parser().parse_args(arguments)
+    run: Callable[[], int] = lambda: run_protocol(options) if options.protocol else _run_tables(options)  # noqa: E731
+    return run_script("paper_tables", run, options.output)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--table", type=int, action="append", choices=sorted(TABLES), help="may be given several times (default: 1)")
+    add("--scale", choices=["tiny", "paper"], default="tiny", help="default: tiny")
+    add("--data", type=Path, metavar="DATASET", help="--scale paper: dataset with the plans of `ecg-data split --plan paper`")
+    add("--output", type=Path, default=Path("runs/paper-tables"), metavar="DIR", help="default: %(default)s")
+    add("--cache", type=Path, metavar="DIR", help="--scale tiny: folder of the simulated cohort (default: OUTPUT/data)")
+    add("--quick", action="store_true", help="--scale tiny: few patients, one seed, few methods and steps: learns nothing")
+    add("--seeds", type=int, metavar="N", help=f"seeds 1 to N (default: {_NUM_SEEDS}; --quick: 1)")
+    add("--methods", nargs="+", metavar="M", help=f"methods or presets (default: all): {', '.join(METHODS)}")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: GPUs if there are any")
+    add("--workers", type=int, metavar="N", help="runs at a time (default: one for each GPU, or core without GPUs)")
+    add("--pretrain", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every pre-training")
+    add("--finetune", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every fine-tuning")
+    add("--crops-per-second", type=float, metavar="X", help="speed of pre-training per GPU (default: as in results/)")
+    add("--estimate", action="store_true", help="print the estimate and stop")
+    add("--json", type=Path, metavar="FILE", help="write the results to this file")
+    add_arguments(parser)
+    return parser
+
+
+def _run_tables(options: argparse.Namespace) -> int:
+    seeds, methods = _check(options)
+    rows = table_rows(options.table or [1], methods)
+    if not rows:
+        raise UserError(f"--methods: the tables have none of {', '.join(methods or ())}; known: {', '.join(METHODS)}")
+    devices = find_devices(options.device, options.workers)
+    options.output.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = lock_file(options.output / ".lock")
+    except BlockingIOError:
+        raise UserError(f"{options.output}: another command is writing to it: wait for it, or set another --output") from None
+    with lock:
+        settings = _make_settings(options)
+        _check_same(settings)
+        cells = [CellJob(settings, cell) for cell in all_cells(rows, seeds)]
+        if options.scale == "tiny":
+            estimate = estimate_tiny(settings, cells, devices)
+        else:
+            estimate = estimate_paper(settings, cells, devices, options.crops_per_second)
+        print(estimate.text("GPU" if devices.gpus else "worker"), flush=True)
+        if options.estimate:
+            return 0
+        tally = run_all(cells, devices, lambda line: print(line, flush=True))
+        _write(options, settings, rows, seeds, devices)
+    return tally.conclude()
+
+
+def _check(options: argparse.Namespace) -> tuple[list[int], list[str] | None]:
+    """Checks the options; returns the seeds and the methods."""
+    if (options.scale == "paper") != (options.data is not None):
+        raise UserError("--scale paper needs --data DATASET" if options.data is None else "--data needs --scale paper")
+    if options.scale == "paper" and options.quick:
+        raise UserError("--quick needs --scale tiny")
+    if options.scale == "tiny" and (options.pretrain or options.finetune):
+        raise UserError("--pretrain and --finetune need --scale paper: the tiny scale has settings of its own")
+    for name in ("seeds", "workers"):
+        if getattr(options, name) is not None and getattr(options, name) < 1:
+            raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    num_seeds = options.seeds or (1 if options.quick else _NUM_SEEDS)
+    return list(range(1, num_seeds + 1)), options.methods or (list(QUICK_METHODS) if options.quick else None)
+
+
+def _make_settings(options: argparse.Namespace) -> Settings:
+    output = options.output.resolve()
+    if options.scale == "paper":
+        return paper_settings(output, options.data.resolve(), tuple(options.pretrain), tuple(options.finetune))
+    return tiny_settings(QUICK if options.quick else TINY, output, options.cache or output / "data")
+
+
+def _check_same(settings: Settings) -> None:
+    """Records the settings in the output folder, which must not have runs with others."""
+    path = settings.output / _SETTINGS_FILE
+    own = json.loads(json.dumps(settings.describe()))
+    if path.is_file():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        differences = [key for key in own if own[key] != found.get(key)]
+        if differences:
+            raise UserError(f"{settings.output}: has runs with other settings ({', '.join(differences)}): set another --output")
+    else:
+        write_text(path, json.dumps(own, indent=1) + "\n")
+
+
+def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], seeds: list[int], devices: Devices) -> None:
+    table, machine = collect(settings, rows, seeds), environment()
+    scale = f"tiny{', quick' * options.quick}: simulated cohort" if options.scale == "tiny" else "paper"
+    hardware = ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}"
+    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    facts = {
+        "scale": scale,
+        "dataset": settings.dataset.name if options.scale == "paper" else f"{settings.dataset.parent.name}",
+        "seeds": ", ".join(map(str, seeds)),
+        "hardware": f"{hardware}; {devices.num_workers} runs at a time",
+        "versions": f"Python {machine['python']}, {versions}; commit {machine['commit'] or 'unknown'}",
+        "date": machine["date"],
+    }
+    markdown = to_markdown(table, facts)
+    numbers = ", ".join(map(str, sorted({row.table for row in rows})))
+    write_text(settings.output / "tables.md", markdown)
+    write_text(settings.output / "tables.html", to_html(table, facts, f"Paper tables: {numbers}"))
+    print(f"\n{markdown}\nwritten to {options.output / 'tables.md'} and tables.html")
+    if options.json:
+        config: dict[str, Any] = {"scale": scale, "seeds": seeds, **settings.describe()}
+        write_json(options.json, "paper_tables", config, machine, {"cells": to_json(table)})
+
+
+if __name__ == "__main__":
+    exit_process(main())
