@@ -172,16 +172,23 @@ def _start_worker(places: "Queue[int | None]", stop: Event) -> None:
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
     atexit.register(os._exit, 0)  # see exit_process in engine/training/distributed.py
-    _worker["stop"] = stop
     threading.Thread(target=_pass_on, args=(stop,), daemon=True).start()
 
 
 def _pass_on(stop: Event) -> None:
-    """Once the event is set, asks the trainer of this process to stop: more than once, because it may not have started yet."""
-    stop.wait()
+    """Once the event is set or the parent is gone, asks the trainer of this process to stop, and ends an idle orphan.
+
+    More than once, because the trainer may not have started yet.
+    """
+    parent = os.getppid()
+    while not stop.wait(_SIGNAL_SECONDS) and os.getppid() == parent:
+        pass
+    _worker["stopping"] = True
     while True:
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(_SIGNAL_SECONDS)
+        if os.getppid() != parent and not _worker.get("busy"):
+            os._exit(1)
 
 
 def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
@@ -196,9 +203,10 @@ def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
 
 def attempt(job: Job) -> Outcome:
     """Runs a job in this worker; what it prints goes to the log file in its folder."""
-    if _worker["stop"].is_set():
+    if _worker.get("stopping"):
         return Outcome("stopped")
     start = time.monotonic()
+    _worker["busy"] = True
     try:
         job.folder.mkdir(parents=True, exist_ok=True)
         with _output_to(job.folder / LOG_FILE):
@@ -209,6 +217,8 @@ def attempt(job: Job) -> Outcome:
         return Outcome("failed", str(error))
     except Exception as error:  # noqa: BLE001 -- one failed job must not end the others
         return Outcome("failed", f"{type(error).__name__}: {str(error).partition(chr(10))[0]} (see {job.folder / LOG_FILE})")
+    finally:
+        _worker["busy"] = False
     return Outcome("done", reason, time.monotonic() - start)
 
 

@@ -18,7 +18,7 @@ from data_tools.splits.writing import split_dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.options import UserError
 
-COHORT_SEED: Final = 1
+COHORT_SEED: Final = 0
 # Eighths of the patients.
 _CORPORA: Final = {"georgia": 3, "ptb-xl": 2, "ningbo": 3}
 
@@ -32,10 +32,11 @@ _RUN: Final = (
     "train.precision=fp32", "logging.tensorboard=false", "logging.every_steps=20", "data.loader=torch", "data.num_threads=1",
     "validation.every_steps=null", "checkpoint.every_steps=100", "checkpoint.keep_last=1", "checkpoint.keep_best=false",
 )  # fmt: skip
-# Runs this short need a higher learning rate for what has random weights.
+# Runs this short need a higher learning rate for what has random weights, and ArcFace a smaller scale and margin.
 _DIAGNOSIS: Final = ("optimizer.learning_rate=5.0e-4", "optimizer.groups=[{match: head.*, learning_rate_scale: 40}]")
 _IDENTIFICATION: Final = (
-    "optimizer.learning_rate=1.0e-3", "optimizer.groups=[{match: loss.*, learning_rate_scale: 20}]", "validation.max_batches=1",
+    "optimizer.learning_rate=1.0e-3", "optimizer.groups=[{match: loss.*, learning_rate_scale: 20}]", "task.scale=20",
+    "task.margin=0.1", "validation.max_batches=1",
 )  # fmt: skip
 
 
@@ -60,12 +61,12 @@ class TinyScale(NamedTuple):
 TINY: Final = TinyScale(
     num_patients=2000,
     pretrain=(
-        "train.steps=2000", "train.batch_size=16", "optimizer.learning_rate=1.0e-3",
+        "train.steps=1500", "train.batch_size=16", "optimizer.learning_rate=2.0e-3",
         "optimizer.schedule={name: cosine, warmup_steps: 50}",
     ),
-    finetune=("train.steps=150", "train.batch_size=32", "optimizer.schedule={name: cosine, warmup_steps: 15}"),
-    diagnosis=_DIAGNOSIS,
-    identification=_IDENTIFICATION,
+    finetune=("optimizer.schedule={name: cosine, warmup_steps: 15}",),
+    diagnosis=("train.steps=100", "train.batch_size=32", *_DIAGNOSIS),
+    identification=("train.steps=150", "train.batch_size=64", *_IDENTIFICATION),
 )  # fmt: skip
 QUICK: Final = TinyScale(
     num_patients=160,
