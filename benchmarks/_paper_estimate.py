@@ -98,10 +98,11 @@ def _probe(settings: Settings, jobs: Iterable[EncoderJob | CellJob], devices: De
     folder = settings.output / "probe"
     shutil.rmtree(folder, ignore_errors=True)
     steps = (f"train.steps={_PROBE_STEPS}", "logging.every_steps=1")
-    short = replace(settings, output=folder, pretrain=settings.pretrain + steps, finetune=settings.finetune + steps)
+    tasks = tuple((task, (*overrides, *steps)) for task, overrides in settings.tasks)
+    short = replace(settings, output=folder, pretrain=settings.pretrain + steps, tasks=tasks)
     random = EncoderJob(short, Encoder(RANDOM, 12, 1))
     predicted = {}
-    with worker_pool(devices._replace(gpus=devices.gpus[:1], num_workers=1)) as (pool, _):
+    with worker_pool(devices._replace(gpus=devices.gpus[:1], num_workers=1)) as pool:
 
         def run(job: Job) -> float:
             outcome = pool.submit(attempt, job).result()

@@ -124,9 +124,9 @@ def run_all(jobs: Iterable[Job], devices: Devices, report: Callable[[str], None]
     tally = Tally(len(first) + sum(map(len, waiting.values())))
     if not first:
         return tally
-    with worker_pool(devices) as (pool, stop):
-        pending = {pool.submit(attempt, job): job for job in first}
-        try:
+    try:
+        with worker_pool(devices) as pool:
+            pending = {pool.submit(attempt, job): job for job in first}
             while pending:
                 finished, _ = wait(pending, return_when=FIRST_COMPLETED)
                 for future in finished:
@@ -137,17 +137,16 @@ def run_all(jobs: Iterable[Job], devices: Devices, report: Callable[[str], None]
                         pending |= {pool.submit(attempt, other): other for other in dependent}
                     elif outcome.status == "failed":
                         tally.failures += [f"{other.name}: {job.name} failed" for other in dependent]
-        except BrokenProcessPool:
-            tally.failures.append("a worker process died, perhaps for lack of memory: run again, with fewer --workers")
-        except KeyboardInterrupt:
-            stop.set()
-            tally.is_interrupted = True
+    except BrokenProcessPool:
+        tally.failures.append("a worker process died, perhaps for lack of memory: run again, with fewer --workers")
+    except KeyboardInterrupt:
+        tally.is_interrupted = True
     return tally
 
 
 @contextlib.contextmanager
-def worker_pool(devices: Devices) -> Iterator[tuple[ProcessPoolExecutor, Event]]:
-    """Starts worker processes; after the event they save and stop. On exit, runs that have not started are canceled."""
+def worker_pool(devices: Devices) -> Iterator[ProcessPoolExecutor]:
+    """Starts worker processes; after an error here, such as Ctrl-C, they save and stop, and other jobs do not start."""
     context = multiprocessing.get_context("spawn")
     places: Any = context.Queue()
     for number in devices.gpus or [None] * devices.num_workers:
@@ -156,7 +155,10 @@ def worker_pool(devices: Devices) -> Iterator[tuple[ProcessPoolExecutor, Event]]
     os.environ["OMP_NUM_THREADS"] = str(devices.threads)  # read by the workers when they import torch
     pool = ProcessPoolExecutor(devices.num_workers, context, _start_worker, (places, stop))
     try:
-        yield pool, stop
+        yield pool
+    except BaseException:
+        stop.set()
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -96,13 +96,18 @@ def collect(settings: Settings, rows: Iterable[Row], seeds: Sequence[int]) -> Ta
 
 
 def best_rows(table: Table) -> set[tuple[Row, int]]:
-    """Returns the places with the highest mean of their table, task and column."""
+    """Returns the places with the highest mean of their table, task and column; all of them where several have it."""
     groups: dict[tuple[int, str, int], list[tuple[float, Row]]] = {}
     for row, scores in table.items():
         for num_leads, score in scores.items():
             if score.values:
                 groups.setdefault((row.table, row.task, num_leads), []).append((score.mean, row))
-    return {(max(group)[1], num_leads) for (_, _, num_leads), group in groups.items() if len(group) > 1}
+    return {
+        (row, num_leads)
+        for (_, _, num_leads), group in groups.items()
+        for mean, row in group
+        if len(group) > 1 and mean == max(group)[0]
+    }
 
 
 def column_titles(table: int) -> list[str]:

@@ -141,7 +141,7 @@ def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], see
     markdown = to_markdown(table, facts)
     numbers = ", ".join(map(str, sorted({row.table for row in rows})))
     write_text(settings.output / "tables.md", markdown)
-    write_text(settings.output / "tables.html", to_html(table, facts, f"Paper tables: {numbers}"))
+    write_text(settings.output / "tables.html", to_html(table, facts, f"The paper's tables: {numbers}"))
     print(f"\n{markdown}\nwritten to {options.output / 'tables.md'} and tables.html")
     if options.json:
         config: dict[str, Any] = {"scale": scale, "seeds": seeds, **settings.describe()}
