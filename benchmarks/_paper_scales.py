@@ -61,7 +61,7 @@ class TinyScale(NamedTuple):
 TINY: Final = TinyScale(
     num_patients=2000,
     pretrain=(
-        "train.steps=1500", "train.batch_size=16", "optimizer.learning_rate=2.0e-3",
+        "train.steps=3000", "train.batch_size=16", "optimizer.learning_rate=2.0e-3",
         "optimizer.schedule={name: cosine, warmup_steps: 50}",
     ),
     finetune=("optimizer.schedule={name: cosine, warmup_steps: 15}",),
