@@ -1,3 +1,4 @@
+import csv
 import json
 import math
 import os
@@ -7,11 +8,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pyarrow.parquet as pq
 import pytest
 from _paper_cells import METHODS, RANDOM, Cell, Encoder, PaperValue, Row, all_cells, read_paper_values, table_rows
 from _paper_estimate import recorded_speed, remaining
 from _paper_jobs import Job, train
 from _paper_pool import Devices, run_all
+from _paper_protocol import Benchmark, ProtocolJob, parse_benchmark
+from _paper_protocol import to_markdown as protocol_markdown
 from _paper_report import Score, best_rows, collect, difference, half_interval, to_html, to_json, to_markdown
 from _paper_runs import CONFIGS, CellJob, EncoderJob, Settings
 from _paper_scales import QUICK, simulate, tiny_settings
@@ -260,3 +264,33 @@ def test_failed_encoder_stops_only_its_own_cells(settings: Settings, tmp_path: P
     assert "absent" in tally.failures[0]
     assert all("\n" not in line for line in [*lines, *tally.failures])
     assert tally.conclude() == 1
+
+
+def test_protocol_reads_benchmarks_and_writes_labels(settings: Settings, tmp_path: Path) -> None:
+    dataset = str(settings.dataset)
+    benchmark = parse_benchmark(["cpsc2018", dataset, "diagnosis"], tmp_path)
+    assert benchmark.table is not None
+    with benchmark.table.open(newline="") as file:
+        labels = {row["key"]: row["LBBB"] == "1" for row in csv.DictReader(file)}
+    samples = pq.read_table(settings.dataset / "samples.parquet", columns=["key", "labels"]).to_pylist()
+    assert labels == {row["key"]: "164909002" in row["labels"] for row in samples}
+    assert 0 < sum(labels.values()) < len(labels)
+    super_classes = parse_benchmark(["ptbxl_super", dataset, "fold", "ptbxl_database.csv"], tmp_path)
+    assert "task.scheme=ptbxl_superdiagnostic" in super_classes.overrides()
+    with pytest.raises(UserError, match="needs DATASET PLAN and ptbxl_database"):
+        parse_benchmark(["ptbxl_all", dataset, "fold"], tmp_path)
+    with pytest.raises(UserError, match="unknown name 'chapman'; known: ptbxl_super"):
+        parse_benchmark(["chapman", dataset, "fold"], tmp_path)
+
+
+def test_protocol_table_has_the_published_values(tmp_path: Path) -> None:
+    benchmark = Benchmark("georgia", tmp_path, "diagnosis")
+    jobs = [ProtocolJob(tmp_path, tmp_path, "mine", benchmark, mode, seed) for mode in ("full", "linear") for seed in (1, 2)]
+    for job, score in zip(jobs[:2], (0.5, 0.75), strict=True):
+        job.folder.mkdir(parents=True)
+        (job.folder / "result.json").write_text(json.dumps({"score": score}))
+    lines = protocol_markdown(jobs).splitlines()
+    assert "| ECG-FM, published | full | 0.912 |" in lines
+    assert "| ECG-FM, published | linear | 0.847 |" in lines
+    assert f"| mine | full | 0.625 ± {half_interval((0.5, 0.75)):.3f} |" in lines
+    assert "| mine | linear | – |" in lines
