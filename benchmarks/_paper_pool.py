@@ -26,6 +26,7 @@ from typing import Any, Final, Literal, NamedTuple
 import torch
 from _paper_jobs import Job
 
+from data_tools.command_line import EXIT_INTERRUPTED
 from data_tools.shards.manifest import DatasetError
 from engine.device import select_device
 from engine.options import UserError
@@ -76,9 +77,14 @@ class Tally:
         if self.failures:
             sys.stderr.write(f"paper_tables: {len(self.failures)} runs failed or could not start: {self.failures[0]}\n")
         if self.is_interrupted:
-            sys.stderr.write("paper_tables: interrupted; finished runs are kept: the same command resumes the others\n")
-            return 130
+            return report_interrupt()
         return int(bool(self.failures))
+
+
+def report_interrupt() -> int:
+    """Prints the line of an interrupted command; returns its exit status."""
+    sys.stderr.write("paper_tables: interrupted; finished runs are kept: the same command resumes the others\n")
+    return EXIT_INTERRUPTED
 
 
 class Devices(NamedTuple):
@@ -161,6 +167,8 @@ def worker_pool(devices: Devices) -> Iterator[ProcessPoolExecutor]:
         raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+        places.close()
+        places.join_thread()
 
 
 _worker: dict[str, Any] = {}

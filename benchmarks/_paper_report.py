@@ -5,7 +5,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from _paper_cells import LEAD_COUNTS, METHODS, TABLES, PaperValue, Row, read_paper_values, row_cells
 from _paper_runs import CellJob, Settings
@@ -16,6 +16,15 @@ NOTE: Final = (
     "Mean ± half the 95 % interval over seeds (Student's t); in parentheses the paper's values. Dx: CinC score of 5-s segments "
     "with thresholds chosen on the validation split; Id: rank-1 accuracy. Bold: the best of a column."
 )
+
+# Of each table, the methods whose difference the paper's claims rest on: the first is said to be better.
+_CLAIMS: Final = {
+    1: [("W2V+CMSC+RLM", "Random Init."), ("W2V+CMSC+RLM", "W2V+CMSC")],
+    2: [("W2V+CMSC", "Random Init.")],
+    3: [("W2V+RLM", "W2V"), ("CMSC+RLM", "CMSC")],
+    4: [("RLM", "RLM+Physio(4)"), ("RLM", "RLM+Physio(3)")],
+}
+CLAIMS_NOTE: Final = "Differences of the means ± half the 95 % interval (Welch's t); ✓: the interval excludes 0."
 
 
 @dataclass(frozen=True)
@@ -82,6 +91,46 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
     return mean, float(student.ppf((1 + CONFIDENCE) / 2, degrees)) * math.sqrt(sum(parts))
 
 
+class Claim(NamedTuple):
+    """The difference of two methods' means over seeds.
+
+    Attributes:
+        row: of the method that the paper finds better.
+        other: the method that it is compared with.
+        num_leads: the column.
+        mean: the difference, positive if the paper's finding shows.
+        interval: half its 95 % interval.
+    """
+
+    row: Row
+    other: str
+    num_leads: int
+    mean: float
+    interval: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether the whole interval is above 0."""
+        return self.mean > self.interval
+
+    def text(self) -> str:
+        """Returns "+0.120 ± 0.030", with a check mark if it holds."""
+        return f"{self.mean:+.3f} ± {self.interval:.3f}{' ✓' * self.holds}"
+
+
+def compare(table: Table) -> list[Claim]:
+    """Returns the differences that the paper's claims rest on, where both methods have two or more seeds."""
+    claims = []
+    for row, scores in table.items():
+        for better, other in _CLAIMS[row.table]:
+            others = table.get(row._replace(method=other), {}) if row.method == better else {}
+            for num_leads in scores.keys() & others.keys():
+                first, second = scores[num_leads].values, others[num_leads].values
+                if min(len(first), len(second)) > 1:
+                    claims.append(Claim(row, other, num_leads, *difference(first, second)))
+    return claims
+
+
 def collect(settings: Settings, rows: Iterable[Row], seeds: Sequence[int]) -> Table:
     """Returns the scores of the finished cells of some rows."""
     paper, table = read_paper_values(), {}
@@ -126,7 +175,20 @@ def to_markdown(table: Table, facts: Mapping[str, str]) -> str:
             if row.table == number:
                 cells = [_markdown_cell(scores.get(n), is_best=(row, n) in best) for n in LEAD_COUNTS]
                 lines.append(_line([row.method, row.task, *cells]))
+        claims = claim_rows(table, number)
+        if claims:
+            titles = ["difference", *titles[1:]]
+            lines += ["", CLAIMS_NOTE, "", _line(titles), _line(["---", "---"] + ["---:"] * 5), *map(_line, claims)]
     return "\n".join(lines) + "\n"
+
+
+def claim_rows(table: Table, number: int) -> list[list[str]]:
+    """Returns the differences of a table as rows of text: methods, task, and a cell for each number of leads."""
+    rows: dict[tuple[str, str], dict[int, str]] = {}
+    for claim in compare(table):
+        if claim.row.table == number:
+            rows.setdefault((f"{claim.row.method} − {claim.other}", claim.row.task), {})[claim.num_leads] = claim.text()
+    return [[*names, *(cells.get(n, "–") for n in LEAD_COUNTS)] for names, cells in sorted(rows.items())]
 
 
 def _line(cells: Iterable[str]) -> str:
@@ -140,6 +202,7 @@ def _markdown_cell(score: Score | None, *, is_best: bool) -> str:
     return f"{text} ({score.paper_text()})"
 
 
+_BEST = ' class="best"'
 _STYLE = """
 :root { color-scheme: light dark; --line: #8884; --quiet: #767676; --best: #2a6ac722; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
@@ -179,6 +242,13 @@ def to_html(table: Table, facts: Mapping[str, str], title: str) -> str:
                 parts.append(f'<tr{same}><td class="method">{method}</td><td class="task">{row.task}</td>{cells}</tr>')
                 previous = row.method
         parts.append("</table></div>")
+        claims = claim_rows(table, number)
+        if claims:
+            parts += [f"<p>{html.escape(CLAIMS_NOTE)}</p>", f'<div class="wide"><table><tr>{heads}</tr>']
+            for method, task, *texts in claims:
+                cells = "".join(f"<td{_BEST * text.endswith('✓')}>{text}</td>" for text in texts)
+                parts.append(f'<tr><td class="method">{html.escape(method)}</td><td class="task">{task}</td>{cells}</tr>')
+            parts.append("</table></div>")
     return "\n".join([*parts, "</body></html>", ""])
 
 
@@ -186,7 +256,7 @@ def _html_cell(score: Score | None, *, is_best: bool) -> str:
     if score is None:
         return "<td>–</td>"
     text = html.escape(score.text())
-    text, kind = (f"<b>{text}</b>", ' class="best"') if is_best else (text, "")
+    text, kind = (f"<b>{text}</b>", _BEST) if is_best else (text, "")
     return f"<td{kind}>{text}<small>{html.escape(score.paper_text())}</small></td>"
 
 
@@ -207,4 +277,12 @@ def to_json(table: Table) -> list[dict[str, Any]]:
         }
         for row, scores in table.items()
         for num_leads, score in scores.items()
+    ]
+
+
+def claims_json(table: Table) -> list[dict[str, Any]]:
+    """Returns the differences for JSON."""
+    return [
+        {**claim.row._asdict(), **{name: getattr(claim, name) for name in ("other", "num_leads", "mean", "interval", "holds")}}
+        for claim in compare(table)
     ]

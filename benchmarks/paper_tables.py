@@ -12,16 +12,17 @@ Exit status: 0 if all cells are there, 1 if some failed, 2 after a mistake of th
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from _common import environment, write_json
 from _paper_cells import METHODS, TABLES, Row, all_cells, table_rows
 from _paper_estimate import estimate_paper, estimate_tiny
-from _paper_pool import Devices, find_devices, run_all
+from _paper_pool import Devices, find_devices, report_interrupt, run_all
 from _paper_protocol import add_arguments, run_protocol
-from _paper_report import collect, to_html, to_json, to_markdown
+from _paper_report import claims_json, collect, to_html, to_json, to_markdown
 from _paper_runs import CellJob, Settings
 from _paper_scales import QUICK, QUICK_METHODS, TINY, paper_settings, tiny_settings
 
@@ -37,8 +38,14 @@ _SETTINGS_FILE: Final = "settings.json"
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what is missing, and writes the tables; returns the exit status."""
     options = _make_parser().parse_args(arguments)
-    run: Callable[[], int] = lambda: run_protocol(options) if options.protocol else _run_tables(options)  # noqa: E731
-    return run_script("paper_tables", run, options.output)
+    return run_script("paper_tables", partial(_run, options), options.output)
+
+
+def _run(options: argparse.Namespace) -> int:
+    try:
+        return run_protocol(options) if options.protocol else _run_tables(options)
+    except KeyboardInterrupt:  # in the preparations
+        return report_interrupt()
 
 
 def _make_parser() -> argparse.ArgumentParser:
@@ -145,7 +152,7 @@ def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], see
     print(f"\n{markdown}\nwritten to {options.output / 'tables.md'} and tables.html")
     if options.json:
         config: dict[str, Any] = {"scale": scale, "seeds": seeds, **settings.describe()}
-        write_json(options.json, "paper_tables", config, machine, {"cells": to_json(table)})
+        write_json(options.json, "paper_tables", config, machine, {"cells": to_json(table), "differences": claims_json(table)})
 
 
 if __name__ == "__main__":

@@ -16,7 +16,18 @@ from _paper_jobs import Job, train
 from _paper_pool import Devices, run_all
 from _paper_protocol import Benchmark, ProtocolJob, parse_benchmark
 from _paper_protocol import to_markdown as protocol_markdown
-from _paper_report import Score, best_rows, collect, difference, half_interval, to_html, to_json, to_markdown
+from _paper_report import (
+    Score,
+    best_rows,
+    claims_json,
+    collect,
+    compare,
+    difference,
+    half_interval,
+    to_html,
+    to_json,
+    to_markdown,
+)
 from _paper_runs import CONFIGS, CellJob, EncoderJob, Settings
 from _paper_scales import QUICK, simulate, tiny_settings
 from distributed_helpers import run_ranks
@@ -128,6 +139,26 @@ def test_markdown_shows_means_intervals_the_paper_and_the_best(table: Any) -> No
     assert "| Random Init. | Dx | 0.600 ± 0.248 (0.618 ± 0.002) |" in text
     assert "**0.850 ± 0.635 [2/3]** (0.618 ± 0.002)" in text
     assert best_rows(table) == {(Row(1, "<W2V>", "Dx"), 12)}  # at one lead there is nothing to compare with
+
+
+def test_claims_hold_if_the_interval_of_the_difference_excludes_zero() -> None:
+    high, low, wide = (Score(values, 3, None) for values in ((0.5, 0.51, 0.52), (0.3, 0.31, 0.32), (0.1, 0.4, 0.9)))
+    table = {
+        Row(1, "Random Init.", "Id"): {12: low, 1: wide},
+        Row(1, "W2V+CMSC", "Id"): {12: high, 1: Score((0.5,), 3, None)},
+        Row(1, "W2V+CMSC+RLM", "Id"): {12: high, 1: high},
+    }
+    claims = {(claim.other, claim.num_leads): claim for claim in compare(table)}
+    assert {place: claim.holds for place, claim in claims.items()} == {
+        ("Random Init.", 12): True,
+        ("Random Init.", 1): False,
+        ("W2V+CMSC", 12): False,
+    }
+    assert f"| W2V+CMSC+RLM − Random Init. | Id | +0.200 ± {claims['Random Init.', 12].interval:.3f} ✓ |" in to_markdown(
+        table, {}
+    )
+    assert to_html(table, {}, "").count("✓</td>") == 1
+    assert [row["holds"] for row in claims_json(table)].count(True) == 1
 
 
 def test_html_page_stands_alone(table: Any) -> None:
