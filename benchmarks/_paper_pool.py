@@ -99,17 +99,18 @@ class Devices(NamedTuple):
         return max(1, len(os.sched_getaffinity(0)) // self.num_workers)
 
 
-def find_devices(device: str, num_workers: int | None) -> Devices:
-    """Returns the devices of this machine, one worker for each GPU or core.
+def find_devices(device: str, num_workers: int | None, *, is_tiny: bool) -> Devices:
+    """Returns the devices of this machine: one worker for each GPU; without GPUs one in all, or for tiny models one per core.
 
     Args:
         device: auto, cpu or cuda.
-        num_workers: at most so many; ``None``: as many as possible.
+        num_workers: this number instead; of GPUs at most so many.
+        is_tiny: whether a model is too small to make use of several cores.
     """
     if select_device(device).type == "cuda":
         gpus = tuple(range(torch.cuda.device_count()))[:num_workers]
         return Devices(gpus, len(gpus))
-    return Devices((), num_workers or len(os.sched_getaffinity(0)))
+    return Devices((), num_workers or (len(os.sched_getaffinity(0)) if is_tiny else 1))
 
 
 def run_all(jobs: Iterable[Job], devices: Devices, report: Callable[[str], None]) -> Tally:

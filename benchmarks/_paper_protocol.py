@@ -193,7 +193,7 @@ def run_protocol(options: argparse.Namespace) -> int:
         if mode != "linear" or seed == 1  # nothing in a linear probe is random
     ]
     print(f"{sum(job.result() is None for job in jobs)} of {len(jobs)} runs to do", flush=True)
-    tally = run_all(jobs, find_devices(options.device, options.workers), lambda line: print(line, flush=True))
+    tally = run_all(jobs, find_devices(options.device, options.workers, is_tiny=False), lambda line: print(line, flush=True))
     text = to_markdown(jobs)
     write_text(output / "protocol.md", text)
     print(f"\n{text}\nwritten to {options.output / 'protocol.md'}")

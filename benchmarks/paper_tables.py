@@ -60,7 +60,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--seeds", type=int, metavar="N", help=f"seeds 1 to N (default: {_NUM_SEEDS}; --quick: 1)")
     add("--methods", nargs="+", metavar="M", help=f"methods or presets (default: all): {', '.join(METHODS)}")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: GPUs if there are any")
-    add("--workers", type=int, metavar="N", help="runs at a time (default: one for each GPU, or core without GPUs)")
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="runs at a time (default: one per GPU; without GPUs one, tiny: one per core)",
+    )
     add("--pretrain", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every pre-training")
     add("--finetune", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every fine-tuning")
     add("--crops-per-second", type=float, metavar="X", help="speed of pre-training per GPU (default: as in results/)")
@@ -75,7 +80,7 @@ def _run_tables(options: argparse.Namespace) -> int:
     rows = table_rows(options.table or [1], methods)
     if not rows:
         raise UserError(f"--methods: the tables have none of {', '.join(methods or ())}; known: {', '.join(METHODS)}")
-    devices = find_devices(options.device, options.workers)
+    devices = find_devices(options.device, options.workers, is_tiny=options.scale == "tiny")
     options.output.mkdir(parents=True, exist_ok=True)
     try:
         lock = lock_file(options.output / ".lock")
