@@ -160,13 +160,8 @@ def _named(train: _Points, valid: _Points) -> list[tuple[str, _Points]]:
 
 
 def _chance(rows: Sequence[Row], name: str) -> _Points:
-    """Returns the chance level of an accuracy or a loss; what is above 1 is that of a loss."""
-    for prefix in (_ACCURACY, _LOSS):
-        if name.startswith(prefix):
-            steps, values = _points(rows, _CHANCE + name.removeprefix(prefix))
-            if len(values) and (prefix == _ACCURACY) == (values.max() <= 1):
-                return steps, values
-    return np.empty(0), np.empty(0)
+    """Returns the value of an accuracy or a loss if nothing has been learned; empty if it is not recorded."""
+    return _points(rows, name.replace(_ACCURACY, _CHANCE) if name.startswith(_ACCURACY) else f"uniform_{name}")
 
 
 def _points(rows: Sequence[Mapping[str, Any]], name: str) -> _Points:
