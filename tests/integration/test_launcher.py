@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pretraining_runs import Run
 
-TIMEOUT = 60.0
+TIMEOUT = 120.0
 
 
 def children(pid: int) -> list[int]:
@@ -95,9 +95,9 @@ def test_nothing_is_left_after_a_rank_was_killed(simulated_dataset: Path, tmp_pa
 
 @pytest.mark.slow
 def test_a_run_with_a_rank_that_hangs_says_where_it_waits_and_ends(simulated_dataset: Path, tmp_path: Path) -> None:
-    run, processes = start(simulated_dataset, tmp_path, "train.timeout_minutes=0.2")
+    run, processes = start(simulated_dataset, tmp_path, "train.timeout_minutes=0.5")
     os.kill(processes["other rank"], signal.SIGSTOP)
     wait_for_end(run, processes)
     assert run.returncode != 0
     (line,) = (line for line in run.stderr.splitlines() if "no progress" in line)
-    assert re.match(r"rank 0: no progress for 12 s in \w+ \(\w+\.py:\d+\)", line)
+    assert re.match(r"rank 0: no progress for 30 s in \w+ \(\w+\.py:\d+\)", line)
