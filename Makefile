@@ -10,6 +10,7 @@
 #                                    deepspeed --hostfile; needs root, skips what is not installed
 #   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
+#   make docs                        builds the documentation into build/docs/index.html
 #   make messages                    lists every message that users can see, for proofreading
 
 PYTHON ?= python3
@@ -18,7 +19,7 @@ DATA ?=
 SEED ?= 0
 CASES ?= 200
 
-.PHONY: help setup pretrain finetune test test-cluster test-faults lint bench messages
+.PHONY: help setup pretrain finetune test test-cluster test-faults lint bench docs messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -89,6 +90,10 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	python benchmarks/check_regression.py
+
+docs: $(INSTALLED)
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	@echo "Open build/docs/index.html in a browser."
 
 messages: $(INSTALLED)
 	@python tests/list_messages.py

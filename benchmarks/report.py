@@ -3,8 +3,8 @@
     python benchmarks/report.py            writes the pages; run it after recording
     python benchmarks/report.py --check    writes nothing; exit status 1 if a page or plot is out of date
 
-In README.md and benchmarks/README.md it replaces the text between the lines ``<!-- results -->`` and
-``<!-- end of results -->``; SCALING.md and the plots are written as a whole.
+In README.md, benchmarks/README.md and docs/choosing.md it replaces the text between the lines ``<!-- results -->``
+and ``<!-- end of results -->``; SCALING.md and the plots are written as a whole.
 """
 
 import argparse
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+from _choosing import choosing
 from _plots import digest_of, plots
 from _scaling_model import scaling_page
 from _tables import Result, describe_environment, headline, tables
@@ -66,11 +67,12 @@ def pages(root: Path, results: Mapping[str, Result]) -> dict[Path, str]:
     Raises:
         ReportError: a page lacks the two marker lines, or a result has no table.
     """
-    readme, benchmarks = root / "README.md", root / "benchmarks" / "README.md"
+    readme, benchmarks, guide = root / "README.md", root / "benchmarks" / "README.md", root / "docs" / "choosing.md"
     try:
         return {
             readme: _filled(readme, _headline_text(results)),
             benchmarks: _filled(benchmarks, _results_text(results)),
+            guide: _filled(guide, choosing(results)),
             root / "benchmarks" / "SCALING.md": scaling_page(results) + "\n",
         }
     except ReportError:

@@ -15,7 +15,13 @@ from mkdocs.structure.pages import Page
 from engine.config.reference import reference
 
 ROOT = Path(__file__).parents[1]
-PAGES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *(f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks").glob("*.md"))))
+PAGES = (
+    "README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+    *(f"benchmarks/{path.name}" for path in sorted((ROOT / "benchmarks").glob("*.md"))),
+)
 REFERENCE = "<!-- reference -->"
 _LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)\s#]+)")
 

@@ -1,6 +1,6 @@
 """Describes every configuration key in Markdown, for docs/configuration.md.
 
-    python -m engine.config.reference
+python -m engine.config.reference
 """
 
 import math

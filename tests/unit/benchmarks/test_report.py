@@ -14,7 +14,8 @@ def make_root(folder: Path) -> Path:
     results.mkdir(parents=True)
     for path in (BENCHMARKS / "results").glob("*.json"):
         (results / path.name).write_text(path.read_text())
-    for page in (folder / "README.md", folder / "benchmarks" / "README.md"):
+    (folder / "docs").mkdir()
+    for page in (folder / "README.md", folder / "benchmarks" / "README.md", folder / "docs" / "choosing.md"):
         page.write_text(f"before\n\n{BEGIN}\nold\n{END}\n\nafter\n")
     return folder
 
@@ -49,7 +50,7 @@ def test_a_changed_metric_makes_page_and_plot_stale(tmp_path: Path) -> None:
     rates[0]["crops_per_second"]["median"] += 1000
     change(root, "loader-cpu", rates=rates)
     stale = {path.name for path in find_stale(root, read_results(root / "benchmarks" / "results"))}
-    assert stale == {"README.md", "loader-cpu.png"}
+    assert stale == {"README.md", "choosing.md", "loader-cpu.png"}
 
 
 def test_plots_of_removed_results_are_removed(tmp_path: Path) -> None:
