@@ -1,4 +1,4 @@
-"""The README's facts: settings, presets, measurements."""
+"""Facts in the README and the documentation: settings, presets, measurements."""
 
 import re
 from pathlib import Path
@@ -11,6 +11,7 @@ from engine.config import PretrainConfig
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
+GUIDES = sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))
 # benchmarks/report.py writes this part from benchmarks/results, and a test of it compares both.
 RESULTS = re.compile(r"<!-- results -->.*<!-- end of results -->", re.DOTALL)
 MEASUREMENT = re.compile(
@@ -44,7 +45,7 @@ def flatten(annotation: object) -> list[object]:
     return [annotation, *(inner for part in parts for inner in flatten(part))]
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/GPU_PLAN.md"])
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/GPU_PLAN.md", *GUIDES])
 def test_every_setting_that_a_page_mentions_exists(page: str) -> None:
     unknown = {path for path in settings_in((ROOT / page).read_text()) if not setting_exists(path)}
     assert unknown == set()
@@ -60,16 +61,19 @@ def test_setting_exists_recognizes_unknown_keys() -> None:
 def test_settings_are_found_in_text_and_commands() -> None:
     text = "`train.steps=2`, `model.safetensors`\n\n    x.py zero.stage=2\n\n| old | new |\n| `train.leads` | `leads` |"
     assert settings_in(text) == {"train.steps", "zero.stage"}
-    assert len(settings_in(README)) > 15
+    assert len(settings_in((ROOT / "docs" / "pretraining.md").read_text())) > 15
 
 
 def test_the_presets_table_lists_every_preset() -> None:
-    listed = re.findall(r"^\| `(\w+)\.yaml` \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)\.yaml` \| `(\w+)\.yaml` \|", README, re.MULTILINE)
+    assert all(official == f"official_{preset}" for preset, official in rows)
+    listed = [name for row in rows for name in row]
     assert sorted(listed) == sorted(file.stem for file in (ROOT / "configs/pretrain").glob("*.yaml") if file.stem != "base")
 
 
-def test_measurements_come_from_recorded_results() -> None:
-    text, num_blocks = RESULTS.subn("", README)
+@pytest.mark.parametrize("page", ["README.md", "docs/choosing.md"])
+def test_measurements_come_from_recorded_results(page: str) -> None:
+    text, num_blocks = RESULTS.subn("", (ROOT / page).read_text())
     assert num_blocks == 1
     assert MEASUREMENT.search("trains at 3,000 crops/s")
     unsourced = [line for line in text.splitlines() if MEASUREMENT.search(line)]
