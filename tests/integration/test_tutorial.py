@@ -22,9 +22,9 @@ SMALLER = {
     "--config configs/quickstart.yaml": f"--config configs/quickstart.yaml {' '.join(TINY)} {FEW_STEPS}",
     "--config configs/quickstart_finetune.yaml": f"--config configs/quickstart_finetune.yaml {FEW_STEPS}",
     "--plan random --leads": "--bootstrap 20 --plan random --leads",
-    "--plan random --probe": "--bootstrap 20 --plan random --probe",
+    "--probe linear": "--bootstrap 20 --probe linear",
 }
-INSTALLATION = re.compile(r"^(make setup|source ).*$", re.MULTILINE)
+INSTALLATION = re.compile(r"^(make setup|source .*)$", re.MULTILINE)
 
 # Half a minute of CPU time in a dozen processes: much longer on a machine that others use, too.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]

@@ -65,9 +65,8 @@ def test_settings_are_found_in_text_and_commands() -> None:
 
 
 def test_the_presets_table_lists_every_preset() -> None:
-    rows = re.findall(r"^\| `(\w+)\.yaml` \| `(\w+)\.yaml` \|", README, re.MULTILINE)
-    assert all(official == f"official_{preset}" for preset, official in rows)
-    listed = [name for row in rows for name in row]
+    papers = re.findall(r"^\| `(\w+)\.yaml` \|", README, re.MULTILINE)
+    listed = [*papers, *(f"official_{preset}" for preset in papers)]  # the text above the table says so
     assert sorted(listed) == sorted(file.stem for file in (ROOT / "configs/pretrain").glob("*.yaml") if file.stem != "base")
 
 
