@@ -8,6 +8,7 @@ import re
 import sys
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
@@ -134,7 +135,7 @@ def _type(annotation: Any) -> str:
         return "`null`"
     if isinstance(annotation, type) and issubclass(annotation, Options):
         return "mapping"
-    return {"Path": "path"}.get(annotation.__name__, annotation.__name__)
+    return "path" if annotation is Path else str(annotation.__name__)
 
 
 def _default(field: FieldInfo) -> str:

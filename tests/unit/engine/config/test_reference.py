@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from engine.config import FinetuneConfig, PretrainConfig, load_config
+from engine.config import FinetuneConfig, PretrainConfig, RunConfig, load_config
 from engine.config.reference import Key, reference, sections
 from engine.options import Options
 
@@ -33,7 +33,7 @@ def leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("config_class", "file", "override"), PRESETS, ids=lambda value: getattr(value, "stem", ""))
-def test_every_key_of_a_preset_is_described(config_class: type[Options], file: Path, override: str) -> None:
+def test_every_key_of_a_preset_is_described(config_class: type[RunConfig], file: Path, override: str) -> None:
     described = keys(config_class)
     unknown = [key for key in leaves(load_config(config_class, [file], [override]).model_dump()) if key not in described]
     assert unknown == []
