@@ -35,12 +35,12 @@ class BaselineShift(base.Noise):
     offset_per: Literal["lead", "segment"] = "lead"
     """Whether each lead has an offset and a span of its own, or all leads of a segment have the same (the official code)."""
     jump_mv: base.NonNegative = 0.0
-    """Added to the offset of each lead, or subtracted from it, by coin, mV (the official code: 1)."""
+    """Added to or, as likely, subtracted from the offset of each lead, mV (the official code: 1)."""
     span: Annotated[tuple[base.Probability, base.Probability], AfterValidator(base.check_order)] = (0.0, 1.0)
     """Range of the span's length as a fraction of the segment."""
     span_normal: tuple[base.NonNegative, base.NonNegative] | None = None
-    """Mean and standard deviation of the span's length as a fraction of the segment, which is then normal and not uniform in
-    ``span`` (the official code: 0.2 and 0.04)."""
+    """Mean and standard deviation of the span's length as a fraction of the segment, which is then drawn from a normal
+    distribution, not uniformly from ``span`` (the official code: 0.2 and 0.04)."""
     consistent_limb_leads: bool = False
     """Whether the noise of III, aVR, aVL and aVF follows from that of I and II; needs one span for all leads."""
 

@@ -30,7 +30,7 @@ class Powerline(base.Noise):
     amplitude_per: Literal["lead", "segment"] = "lead"
     """Whether each lead has amplitudes of its own, or all leads of a segment have the same (the official code)."""
     frequencies_hz: Annotated[tuple[base.Positive, ...], Field(min_length=1)] = (50.0,)
-    """Frequencies f of the mains, one of which is drawn for each segment, Hz."""
+    """Mains frequencies f, one of which is drawn for each segment, Hz."""
     num_harmonics: Annotated[int, Field(gt=0)] = 1
     """Number of harmonics K, the mains frequency included."""
     consistent_limb_leads: bool = True

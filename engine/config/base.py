@@ -25,7 +25,7 @@ class ParameterGroup(Options):
     learning_rate_scale: float = Field(1.0, ge=0)
     """Multiplier for the learning rate of this group."""
     weight_decay: float | None = Field(None, ge=0)
-    """Weight decay; null: that of the optimizer."""
+    """Weight decay; null: the optimizer's."""
     first_step: int = Field(0, ge=0)
     """Step, from 0, at which the training of this group begins; its learning rate is 0 before."""
 

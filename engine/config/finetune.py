@@ -24,7 +24,7 @@ class LabelOptions(Options):
     columns: tuple[str, ...] = ()
     """Columns of a table that are labels."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: positives weigh as much as negatives in each class, or all classes the same."""
+    """balanced: in each class positives weigh as much as negatives; of a multiclass task all classes weigh the same."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the pooled features."""
 

@@ -20,11 +20,12 @@ class PretrainConfig(RunConfig):
     objective: ObjectiveChoice
     """Pre-training objective and its options."""
     sample_unit: SampleUnit = "crop"
-    """What a sample is taken from: crop, a 10-s crop, that is both of its segments (of simclr and 3kg: one, drawn for each
-    sample); or segment (the official code of w2v, simclr and 3kg): every complete 5-s segment, also one without a second."""
+    """What a sample is: crop, a 10-s crop with both of its segments (simclr and 3kg draw one of them for each sample); or
+    segment, any complete 5-s segment, even one without a second (the official code of w2v, simclr and 3kg)."""
     projection_init: Literal["normal", "uniform"] = "normal"
-    """Initial weights of the maps before and after the transformer (features to its width; contexts and targets of w2v to
-    final_width): normal with standard deviation 0.02, as within it, or nn.Linear's uniform ones (the official code)."""
+    """Initial weights of the projections before and after the transformer (features to its width; contexts and targets of w2v
+    to final_width): normal with standard deviation 0.02, as in the transformer, or uniform, the default of nn.Linear (the
+    official code)."""
 
     @model_validator(mode="after")
     def _check_sample_unit(self) -> Self:
