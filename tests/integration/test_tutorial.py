@@ -58,6 +58,7 @@ def test_the_tutorial_runs_from_recordings_to_predictions(tmp_path: Path) -> Non
     assert (tmp_path / "ecg.png").exists()
     assert (tmp_path / "evaluations/diagnosis/evaluation.json").exists()
     assert (tmp_path / "embeddings.npz").exists()
+    assert (tmp_path / "report.html").exists()
     num_recordings = len(list((tmp_path / "recordings").rglob("*.hea")))
     predictions = pq.read_table(tmp_path / "predictions.parquet")
     assert predictions.num_rows == num_recordings > 24
