@@ -41,6 +41,20 @@ def resampled_length(num_samples: int, sampling_rate: float) -> int:
     return -int(-num_samples * resampling_ratio(sampling_rate) // 1)
 
 
+def resample(signal: NDArray[np.float32], sampling_rate: float) -> NDArray[np.float32]:
+    """Resamples whole signals to 500 Hz, [..., T] -> [..., T'] with :func:`resampled_length` samples.
+
+    The filter is that of ``scipy.signal.resample_poly``, with linear phase; the signal is held constant beyond its ends.
+    """
+    from scipy.signal import resample_poly  # slow to import and rarely needed
+
+    ratio = resampling_ratio(sampling_rate)
+    resampled: NDArray[np.float32] = resample_poly(
+        signal.astype(np.float64), ratio.numerator, ratio.denominator, axis=-1, padtype="edge"
+    ).astype(np.float32)
+    return resampled
+
+
 def read_resampled(recording: Recording, start: int, stop: int) -> NDArray[np.float32]:
     """Reads a piece of a recording at 500 Hz.
 

@@ -12,6 +12,7 @@ heads.py                    the classification head
 arcface.py                  ArcFace, which learns patients as directions
 lora.py                     low-rank updates of an encoder's matrices
 pretrained.py               a trained model as a folder: save and load
+signal_input.py             signals with any leads, sampling rate and length -> segments of a model
 create.py                   a new model with random weights
 model_config.py             its config.json
 model_weights.py            checks of its tensors

@@ -6,20 +6,22 @@
 
     import engine.models
     model = engine.models.load("DIR")
-    embedding = model.embed(segments)    # [B, C, 2500] in mV -> [B, D]
-    probabilities = model.predict(segments)    # of a classifier: [B, L], labels as in model.definition.classes
+    embedding = model.embed(signals, leads=["II", "V5"], sampling_rate=250)    # [B, N, T] in mV -> [B, D]
+    probabilities = model.predict(signals)    # of a classifier: [B, L], labels as in model.definition.classes
 
-Legend: B segments, C leads, T samples, D width, L labels.
+Legend: B segments or recordings, C leads of the model, N leads of signals, T samples, D width, L labels.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -30,9 +32,11 @@ from engine.models.heads import ClassificationHead, to_predictions
 from engine.models.model_card import CARD_FILE, model_card
 from engine.models.model_config import CONFIG_FILE, ModelConfig, read_config
 from engine.models.model_weights import check_tensors, modules_on_meta
+from engine.models.signal_input import SignalInput, Signals, Unit
 from engine.options import UserError
 
 WEIGHTS_FILE = "model.safetensors"
+_BATCH_SIZE = 32
 
 
 class PretrainedModel(nn.Module):
@@ -102,15 +106,48 @@ class PretrainedModel(nn.Module):
         return context
 
     def forward(self, segments: Tensor) -> Tensor:
-        """Returns logits [B, L] of a classifier, otherwise embeddings [B, D]; segments as in :meth:`context`; with gradient."""
+        """Returns logits [B, L] of a classifier, otherwise embeddings [B, D], with gradient.
+
+        Segments [B, C, T] as in :meth:`context`, of any length: they are not cut or padded, as :meth:`embed` does.
+        """
         context = self.context(segments)
         output: Tensor = context.mean(1) if self.head is None else self.head(context)
         return output
 
     @torch.no_grad()
-    def embed(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
-        """Returns a vector per segment, [B, C, T] -> [B, D]: the mean over time of :meth:`context`, without gradient."""
-        return self.context(segments, is_normalized=is_normalized).mean(1)
+    def embed(
+        self,
+        signals: Signals,
+        *,
+        leads: Sequence[str] | None = None,
+        sampling_rate: float | None = None,
+        unit: Unit | None = None,
+        is_normalized: bool = False,
+    ) -> Signals:
+        """Returns an embedding of each recording, without gradient: the mean of :meth:`context` over time.
+
+        As in ``engine/embed.py``, a recording is cut into consecutive segments of 5 s (``config.segment_samples``), and
+        normalization, if the model has one, is over each crop of 10 s. The embeddings of the segments are averaged. A rest
+        shorter than 5 s is dropped; a recording shorter than 5 s is padded with zeros at its end.
+
+        Args:
+            signals: a NumPy array or a tensor, [N, T] or [B, N, T], of any integer or floating-point dtype.
+            leads: names of the signals' leads, in any order and case. Leads that the model lacks, or that its fine-tuning did
+                not use, are ignored; missing ones become zero, as in training. None: ``config.leads``, in this order.
+            sampling_rate: sampling rate in Hz, 50 to 20,000; signals are resampled. None: ``config.sampling_rate``.
+            unit: "mV" or "uV"; None: mV for floating-point numbers, uV for integers, as in a dataset.
+            is_normalized: whether the signals are already normalized as configured.
+
+        Returns:
+            [D] or [B, D], float32: an array for an array, a tensor on the model's device for a tensor.
+
+        Raises:
+            TypeError: neither a NumPy array nor a tensor.
+            UserError: the signals cannot be used: NaN, unknown or repeated leads, or a wrong shape, dtype or sampling rate.
+        """
+        source = SignalInput(self.config, leads, sampling_rate, unit)
+        embeddings: Signals = self._average(lambda context: context.mean(1), signals, source, is_normalized)
+        return embeddings
 
     @torch.no_grad()
     def logits(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
@@ -119,21 +156,64 @@ class PretrainedModel(nn.Module):
         Raises:
             ValueError: the model is not a classifier.
         """
-        if self.head is None:
-            raise ValueError(f"a model of kind '{self.config.kind}' has no logits; use embed")
-        logits: Tensor = self.head(self.context(segments, is_normalized=is_normalized))
+        logits: Tensor = self._require_head()(self.context(segments, is_normalized=is_normalized))
         return logits
 
-    def predict(self, segments: Tensor, *, is_normalized: bool = False) -> Tensor:
-        """Returns predictions of ``config.labels``, [B, C, T] -> [B, L], without gradient; arguments as in :meth:`context`.
+    @torch.no_grad()
+    def predict(
+        self,
+        signals: Signals,
+        *,
+        leads: Sequence[str] | None = None,
+        sampling_rate: float | None = None,
+        unit: Unit | None = None,
+        is_normalized: bool = False,
+    ) -> Signals:
+        """Returns predictions of ``config.labels``, [L] or [B, L], without gradient: the mean over a recording's segments.
 
         Probabilities: independent ones of multilabel and binary labels, of multiclass labels with sum 1; or the numbers of a
-        regression, in their own unit.
+        regression, in their own unit. Arguments, treatment of recordings and errors as for :meth:`embed`.
 
         Raises:
             ValueError: the model is not a classifier.
         """
-        return to_predictions(self.logits(segments, is_normalized=is_normalized), self.definition.kind)
+        head = self._require_head()
+        kind = self.definition.kind
+        source = SignalInput(self.config, leads, sampling_rate, unit)
+        predictions: Signals = self._average(
+            lambda context: to_predictions(head(context), kind), signals, source, is_normalized
+        )
+        return predictions
+
+    def _require_head(self) -> ClassificationHead:
+        if self.head is None:
+            raise ValueError(f"a model of kind '{self.config.kind}' has no logits; use embed")
+        return self.head
+
+    def _average(
+        self,
+        compute: Callable[[Tensor], Tensor],
+        signals: Tensor | NDArray[Any],
+        source: SignalInput,
+        is_normalized: bool,
+    ) -> Any:
+        """Returns the mean over the segments of each recording of what is computed of their context [B, T', D].
+
+        A tensor of segments is passed on as it is.
+        """
+        if isinstance(signals, Tensor) and source.is_segments(signals):
+            source.check_finite(signals)
+            return compute(self.context(signals, is_normalized=is_normalized))
+        recordings = source.read(signals)
+        has_zscore = self.config.normalization == "zscore_per_lead" and not is_normalized
+        means = []
+        for batch in recordings.split(_BATCH_SIZE):
+            segments = source.cut(batch, zscore_per_lead if has_zscore else None)
+            values = [compute(self.context(part, is_normalized=True)) for part in segments.flatten(0, 1).split(_BATCH_SIZE)]
+            means.append(torch.cat(values).unflatten(0, segments.shape[:2]).mean(1))
+        result = torch.cat(means)
+        result = result if signals.ndim == 3 else result[0]
+        return result if isinstance(signals, Tensor) else result.cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors by name, with the prefixes ``encoder.``, ``head.`` and ``objective.``."""

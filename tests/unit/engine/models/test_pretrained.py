@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def segments() -> Tensor:
-    return torch.randn(3, 12, 640, generator=torch.Generator().manual_seed(1))
+    return torch.randn(3, 12, 2500, generator=torch.Generator().manual_seed(1))
 
 
 def refused(folder: Path) -> str:
@@ -145,15 +145,15 @@ def test_zscore_is_finite_and_standard(values: list[float], level: float) -> Non
 @pytest.mark.parametrize("shape", [(3, 6, 640), (12, 640), (1, 3, 12, 640), (2, 12, 9)])
 def test_wrong_segment_shapes_are_refused(folder: Path, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="segment") as error:
-        engine.models.load(folder).embed(torch.zeros(shape))
+        engine.models.load(folder).context(torch.zeros(shape))
     assert "\n" not in str(error.value)
 
 
 def test_int16_microvolts_are_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"floating-point numbers in mV, got torch.int16; .* segments / 1000"):
-        engine.models.load(folder).embed(torch.zeros(1, 12, 640, dtype=torch.int16))
+        engine.models.load(folder).context(torch.zeros(1, 12, 640, dtype=torch.int16))
     with pytest.raises(TypeError, match=r"expected a tensor, got ndarray; .* torch\.from_numpy"):
-        engine.models.load(folder).embed(np.zeros((1, 12, 640), np.float32))  # type: ignore[arg-type]
+        engine.models.load(folder).context(np.zeros((1, 12, 640), np.float32))  # type: ignore[arg-type]
 
 
 def test_an_empty_batch_has_no_embeddings(folder: Path) -> None:
@@ -368,7 +368,7 @@ def test_a_created_model_depends_on_its_seed_alone_and_saves_itself(tmp_path: Pa
     before = torch.get_rng_state()
     model, same, other = (engine.models.create(options, leads=["I", "V2"], seed=seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    segments = torch.randn(2, 2, 200)
+    segments = torch.randn(2, 2, 2500)
     assert torch.equal(model(segments), same.embed(segments))
     assert not torch.equal(model(segments), other(segments))
     model.save(tmp_path / "model")
