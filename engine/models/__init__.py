@@ -17,6 +17,8 @@ create.py                   a new model with random weights
 model_config.py             its config.json
 model_weights.py            checks of its tensors
 model_card.py               its README.md
+scikit.py                   a transformer of scikit-learn (not imported here: scikit-learn is slow to import)
+hub.py                      download from and upload to the Hugging Face Hub
 """
 
 from engine.models.arcface import ArcFace, ArcFaceOutput

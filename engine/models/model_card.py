@@ -5,6 +5,8 @@ from typing import Any
 from engine.models.model_config import ModelConfig
 
 CARD_FILE = "README.md"
+# What the Hugging Face Hub reads.
+_METADATA = "---\nlibrary_name: ecg-engine\ntags:\n- ecg\n---\n"
 
 
 def model_card(config: ModelConfig) -> str:
@@ -31,7 +33,7 @@ def model_card(config: ModelConfig) -> str:
     table = "\n".join(f"| {name} | {' '.join(value.replace('|', '/').split())} |" for name, value in rows.items())
     call = "predict" if config.kind == "classifier" else "embed"
     return (
-        f"# ECG model\n\nFor research; not a medical device.\n\n| | |\n|---|---|\n{table}\n\n## Use\n\n"
+        f"{_METADATA}# ECG model\n\nFor research; not a medical device.\n\n| | |\n|---|---|\n{table}\n\n## Use\n\n"
         f"    import engine.models\n    model = engine.models.load(DIR)\n"
-        f"    result = model.{call}(segments)  # [batch, {len(config.leads)}, {config.segment_samples}]\n"
+        f"    result = model.{call}(signals, leads=NAMES, sampling_rate=HZ)  # [leads, samples] or [batch, leads, samples]\n"
     )

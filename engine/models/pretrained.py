@@ -15,6 +15,7 @@ Legend: B segments or recordings, C leads of the model, N leads of signals, T sa
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,13 +30,13 @@ from data_tools.files import sync, write_text
 from data_tools.labels import LabelDefinition
 from engine.models.encoder import Encoder
 from engine.models.heads import ClassificationHead, to_predictions
+from engine.models.hub import WEIGHTS_FILE, download, is_repository, upload
 from engine.models.model_card import CARD_FILE, model_card
 from engine.models.model_config import CONFIG_FILE, ModelConfig, read_config
 from engine.models.model_weights import check_tensors, modules_on_meta
 from engine.models.signal_input import SignalInput, Signals, Unit
 from engine.options import UserError
 
-WEIGHTS_FILE = "model.safetensors"
 _BATCH_SIZE = 32
 
 
@@ -223,6 +224,22 @@ class PretrainedModel(nn.Module):
         """Writes the model's folder; errors as for :func:`save`."""
         save(folder, self.config, self.tensors())
 
+    def push_to_hub(self, repository: str, *, private: bool = True) -> str:
+        """Uploads the model's folder to the Hugging Face Hub; returns the address of the repository.
+
+        The README and config.json contain the provenance, including the path that fine-tuning started from.
+
+        Args:
+            repository: OWNER/NAME; is created if it does not exist.
+            private: whether a new repository can be read only by its owner.
+
+        Raises:
+            UserError: huggingface_hub is not installed, or the Hub refuses the upload.
+        """
+        with tempfile.TemporaryDirectory() as scratch:
+            self.save(Path(scratch) / "model")
+            return upload(Path(scratch) / "model", repository, private=private)
+
 
 def zscore_per_lead(signal: Tensor) -> Tensor:
     """Subtracts each lead's mean and divides by its (population) standard deviation: [..., C, T]; a flat lead becomes zero."""
@@ -247,13 +264,18 @@ def standardize(segments: Tensor, statistics: Tensor) -> Tensor:
     return torch.where(is_usable, (segments - mean) / deviation.where(deviation > 0, 1.0), 0.0)
 
 
-def load(folder: Path | str) -> PretrainedModel:
+def load(source: Path | str, *, revision: str | None = None) -> PretrainedModel:
     """Reads a model that :func:`save` wrote.
 
+    Args:
+        source: the model's folder; or, as text, the OWNER/NAME of a model on the Hugging Face Hub, unless there is such a path.
+        revision: branch, tag or commit of a model on the Hub; None: the main branch.
+
     Raises:
-        UserError: the folder does not contain a model, a file is damaged, or the tensors do not match the configuration.
+        UserError: the folder does not contain a model, a file is damaged, the tensors do not match the configuration, or the
+            model cannot be downloaded.
     """
-    folder = Path(folder)
+    folder = download(str(source), revision) if is_repository(source) else Path(source)
     config = read_config(folder)
     file = folder / WEIGHTS_FILE
     try:

@@ -1,0 +1,95 @@
+"""ECGEmbedder is a transformer as scikit-learn expects."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from saved_model import save_tiny_encoder
+from sklearn.base import clone
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.utils.estimator_checks import parametrize_with_checks
+
+import engine.models
+from data_tools.leads import LEADS
+from engine.models.scikit import ECGEmbedder
+from engine.options import UserError
+
+
+@pytest.fixture(scope="module")
+def model_of_one_lead(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tables of scikit-learn's checks, with one or more columns, are recordings of one lead of so many samples."""
+    return save_tiny_encoder(tmp_path_factory.mktemp("scikit") / "model", leads=["I"])
+
+
+# All checks apply, without exceptions.
+@parametrize_with_checks([ECGEmbedder(device="cpu")])  # type: ignore[untyped-decorator]  # no types
+def test_scikit_learn(estimator: ECGEmbedder, check: Callable[[ECGEmbedder], None], model_of_one_lead: Path) -> None:
+    check(estimator.set_params(model=str(model_of_one_lead)))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save_tiny_encoder(tmp_path / "model")
+
+
+def ecgs(num_recordings: int = 20) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Signals whose lead I is large in the second half of the recordings, and these labels."""
+    labels = np.arange(num_recordings) % 2
+    signals = np.random.default_rng(0).standard_normal((num_recordings, 3, 700)).astype(np.float32)
+    signals[:, 0] *= 1 + 5 * labels[:, None]
+    return signals, labels
+
+
+def test_a_pipeline_classifies_and_is_cross_validated(folder: Path) -> None:
+    signals, labels = ecgs()
+    embedder = ECGEmbedder(folder, leads=["I", "V2", "II"], sampling_rate=250)
+    classifier = make_pipeline(embedder, LogisticRegression(max_iter=1000)).fit(signals, labels)
+    assert classifier.score(signals, labels) == 1
+    assert cross_val_score(classifier, signals, labels, cv=2).mean() > 0.8
+    expected = engine.models.load(folder).embed(signals, leads=["I", "V2", "II"], sampling_rate=250)
+    np.testing.assert_array_equal(classifier[0].transform(signals), expected)
+    np.testing.assert_array_equal(clone(embedder).fit_transform(signals, labels), expected)
+    np.testing.assert_array_equal(embedder.fit_transform(signals.reshape(len(signals), -1)), expected)
+    assert embedder.get_feature_names_out()[:2].tolist() == ["ecgembedder0", "ecgembedder1"]
+
+
+def test_a_given_model_stays_as_it_is(folder: Path) -> None:
+    model = engine.models.load(folder)
+    embedder = ECGEmbedder(model).fit(np.zeros((1, 12, 100)))
+    assert embedder.model_ is model
+
+
+@pytest.mark.parametrize(
+    ("options", "shape", "message"),
+    [
+        ({"model": None}, (2, 12, 100), "ECGEmbedder needs a model: a folder"),
+        ({"model": "absent"}, (2, 12, 100), "absent"),
+        ({}, (2, 3, 100), "with 12 leads"),
+        ({}, (2, 100), "rows of 100 numbers cannot be 12 leads"),
+        ({"leads": ["I", "X"]}, (2, 2, 100), "unknown lead X"),
+        ({"sampling_rate": 1}, (2, 12, 100), "sampling_rate=1: expected 50"),
+        ({"device": "cuda"}, (2, 12, 100), "PyTorch sees no GPU"),
+    ],
+)
+def test_fit_refuses_what_cannot_be_embedded(
+    folder: Path, options: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
+    if options.get("device") == "cuda" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UserError, match=message):
+        ECGEmbedder(**{"model": folder} | options).fit(np.zeros(shape))
+
+
+def test_nan_is_refused_by_row_and_lead(folder: Path) -> None:
+    signals = np.zeros((3, 12, 100))
+    embedder = ECGEmbedder(folder).fit(signals)
+    signals[1, 4] = np.nan
+    for refused in (embedder.fit, embedder.transform):
+        with pytest.raises(UserError, match=f"row 1, lead {LEADS[4]}: contains NaN or infinity"):
+            refused(signals)
