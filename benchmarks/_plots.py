@@ -8,6 +8,7 @@ from typing import Any
 
 from _tables import Result
 from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
 from PIL import Image
 
 _DIGEST = "Metrics"
@@ -45,19 +46,27 @@ def _drawing(drawer: Callable[[Any], Figure], result: Result, digest: str) -> Ca
 
 
 def _loader(result: Result) -> Figure:
-    """Draws crops/s of each loader, with the range of the repeats."""
+    """Draws crops/s of each loader on a log axis, with the range of the repeats."""
     rates = result["metrics"]["rates"]
-    names = [f"{rate['loader']}, {rate['data']}" for rate in rates]
-    speeds = [rate["crops_per_second"] for rate in rates]
-    middle = [speed["median"] for speed in speeds]
-    errors = [[speed["median"] - speed["min"] for speed in speeds], [speed["max"] - speed["median"] for speed in speeds]]
+    loaders = list(dict.fromkeys(rate["loader"] for rate in rates))
+    rates = sorted(rates, key=lambda rate: loaders.index(rate["loader"]))
+    positions = [row + 0.7 * loaders.index(rate["loader"]) for row, rate in enumerate(rates)]  # with gaps between the loaders
     figure = Figure(figsize=(7.2, 0.9 + 0.3 * len(rates)), layout="constrained")
     axes = figure.add_subplot()
-    axes.barh(names, middle, color=_LIMIT, xerr=errors, error_kw={"elinewidth": 1, "ecolor": "#333333"})
+    for loader, color in zip(loaders, _STAGES, strict=True):
+        rows = [row for row, rate in enumerate(rates) if rate["loader"] == loader]
+        heights, speeds = [positions[row] for row in rows], [rates[row]["crops_per_second"] for row in rows]
+        lowest, highest = [speed["min"] for speed in speeds], [speed["max"] for speed in speeds]
+        axes.hlines(heights, lowest, highest, colors=color, linewidth=3, alpha=0.5)
+        axes.plot([speed["median"] for speed in speeds], heights, "o", color=color, label=loader)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    axes.set_yticks(positions, [rate["data"] for rate in rates])
     axes.invert_yaxis()
-    axes.set_xlabel("crops/s (bar: median, line: range of the repeats)")
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_xlabel("crops/s (dot: median, line: range of the repeats)")
+    axes.grid(which="both", axis="x", alpha=0.25)
     axes.set_axisbelow(True)
+    axes.legend(frameon=False, fontsize=9, title="loader", loc="lower right")
     return figure
 
 
