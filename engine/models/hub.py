@@ -15,6 +15,7 @@ WEIGHTS_FILE = "model.safetensors"
 MAX_BYTES = {WEIGHTS_FILE: 8 << 30, CONFIG_FILE: 1 << 20, CARD_FILE: 1 << 20}
 """File of a model's folder -> its largest size on the Hub."""
 
+_TIMEOUT_SECONDS = 10.0  # for the first answer of the Hub
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -38,9 +39,9 @@ def download(repository: str, revision: str | None = None) -> Path:
             cannot be reached and the cache does not have the model.
     """
     errors, api = _open_hub(f"{repository}: no such folder; to load it from the Hugging Face Hub")
-    is_reachable = True
+    problem = None
     try:
-        files = api.model_info(repository, revision=revision, files_metadata=True).siblings
+        files = api.model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS).siblings
         _check_files(repository, {file.rfilename: file.size for file in files})
     except errors.RevisionNotFoundError:
         raise UserError(f"{repository}: has no revision '{revision}' on the Hugging Face Hub") from None
@@ -49,16 +50,16 @@ def download(repository: str, revision: str | None = None) -> Path:
             f"{repository}: neither a folder nor a model on the Hugging Face Hub that you may read; check the name, or log in "
             f"with `hf auth login`"
         ) from None
-    except (errors.HTTPError, errors.OfflineModeIsEnabled):
-        is_reachable = False
+    except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
+        problem = _first_line(error)
     try:
         return Path(
             api.snapshot_download(
-                repository, revision=revision, allow_patterns=list(MAX_BYTES), local_files_only=not is_reachable
+                repository, revision=revision, allow_patterns=list(MAX_BYTES), local_files_only=problem is not None
             )
         )
     except errors.LocalEntryNotFoundError:
-        raise UserError(f"{repository}: no such folder, and the Hugging Face Hub cannot be reached") from None
+        raise UserError(f"{repository}: no such folder, and the Hugging Face Hub does not answer ({problem})") from None
     except (OSError, errors.HTTPError, errors.XetDownloadError) as error:
         raise UserError(f"{repository}: cannot be downloaded ({_first_line(error)})") from None
 

@@ -214,7 +214,7 @@ class PretrainedModel(nn.Module):
             means.append(torch.cat(values).unflatten(0, segments.shape[:2]).mean(1))
         result = torch.cat(means)
         result = result if signals.ndim == 3 else result[0]
-        return result if isinstance(signals, Tensor) else result.cpu().numpy()
+        return result if isinstance(signals, Tensor) else result.float().cpu().numpy()
 
     def tensors(self) -> dict[str, Tensor]:
         """Returns all tensors by name, with the prefixes ``encoder.``, ``head.`` and ``objective.``."""

@@ -55,7 +55,7 @@ class SignalInput:
         self._rows = [config.leads.index(lead) for lead in self._leads if lead in used]
         self._signal_rows = [row for row, lead in enumerate(self._leads) if lead in used]
         if not self._rows:
-            raise UserError(f"leads={list(leads or ())}: none of the model's leads ({', '.join(used)})")
+            raise UserError(f"leads={list(self._leads)}: none of the model's leads ({', '.join(used)})")
         self._sampling_rate = config.sampling_rate if sampling_rate is None else sampling_rate
         _check_sampling_rate(self._sampling_rate, config.sampling_rate)
         if unit is not None and unit not in _UNITS_PER_MV:

@@ -19,7 +19,7 @@ import engine.embed
 import engine.models
 from data_tools.labels import LabelDefinition
 from data_tools.leads import LEADS
-from engine.models import PretrainedModel
+from engine.models import Encoder, PretrainedModel
 from engine.options import UserError
 
 
@@ -52,6 +52,8 @@ def test_arrays_and_tensors_of_any_float_have_the_embeddings_of_segments(model: 
     torch.testing.assert_close(model.embed(torch.from_numpy(signals[0])), expected[0])
     np.testing.assert_allclose(model.embed(signals[1]), expected[1].numpy(), atol=1e-5)
     assert model.embed(torch.from_numpy(signals).half()).dtype == torch.float32
+    half = PretrainedModel(model.config, Encoder(model.config.encoder)).bfloat16()
+    assert half.embed(signals).dtype == np.float32
 
 
 def test_read_only_arrays_are_not_copied_with_a_warning_nor_changed(model: PretrainedModel) -> None:
