@@ -1,5 +1,7 @@
 """The twelve leads: names, order, combinations, and the limb leads derived from I and II."""
 
+import re
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +17,22 @@ LEAD_COMBINATIONS: dict[int, tuple[str, ...]] = {
     1: ("I",),
 }
 
-_CANONICAL = {name.lower(): name for name in LEADS}
+# Also C1 to C6 for the chest leads, and DI, DII, DIII, D1, D2, D3 for the limb leads.
+_CANONICAL = {name.lower(): name for name in LEADS} | {f"c{number}": f"V{number}" for number in range(1, 7)}
+_CANONICAL |= {"di": "I", "dii": "II", "diii": "III", "d1": "I", "d2": "II", "d3": "III"}
+
+# What devices write around a name: "Lead I", "ECG I", "MDC_ECG_LEAD_I", "Lead I (Einthoven)".
+_PREFIX = re.compile(r"(?:mdc[\s_:.-]+)?(?:(?:lead|ecg|ekg)[\s_:.-]+)*")
+_REMARK = re.compile(r"\s*\([^()]*\)$")
 
 
 def canonical_lead(name: str) -> str | None:
-    """Returns a lead's name as in :data:`LEADS`, ignoring case and surrounding space; None if it is unknown."""
-    return _CANONICAL.get(name.strip().lower())
+    """Returns a lead's name as in :data:`LEADS`; None if it is unknown.
+
+    Ignores case and surrounding space, and recognizes ``Lead I``, ``ECG I``, ``MDC_ECG_LEAD_I``, ``DI``, ``C1`` and the like.
+    """
+    plain = _REMARK.sub("", name.strip().lower()[:80])
+    return _CANONICAL.get(plain[_PREFIX.match(plain).end() :])  # type: ignore[union-attr]  # it matches the empty string
 
 
 def derive_limb_leads(

@@ -37,13 +37,17 @@ class Listing:
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute(
-            "CREATE TABLE files (number INTEGER PRIMARY KEY, location BLOB, source TEXT, name TEXT, size INTEGER, prefix TEXT)"
+            "CREATE TABLE files (number INTEGER PRIMARY KEY, location BLOB, source TEXT, name TEXT, size INTEGER, "
+            "prefix TEXT, details TEXT)"
         )
         rows = (
-            (number, os.fsencode(file.location), file.source, file.name, file.size, key_prefix(file.source, file.name))
+            (
+                *(number, os.fsencode(file.location), file.source, file.name, file.size),
+                *(key_prefix(file.source, file.name), file.details),
+            )
             for number, file in enumerate(files)
         )
-        self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?)", rows)
+        self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._database.execute("CREATE INDEX by_prefix ON files (prefix, number)")
         self._database.execute("CREATE TABLE repeats (number INTEGER PRIMARY KEY, original INTEGER)")
         self._database.execute(
@@ -72,9 +76,9 @@ class Listing:
         yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) ORDER BY number")
 
     def _select(self, clauses: str, *parameters: int) -> Iterator[tuple[int, RecordingFile]]:
-        query = f"SELECT number, location, source, name, size FROM files {clauses}"  # noqa: S608 -- of this class only
-        for number, location, source, name, size in self._database.execute(query, parameters):
-            yield number, RecordingFile(os.fsdecode(location), source, name, size)
+        query = f"SELECT number, location, source, name, size, details FROM files {clauses}"  # noqa: S608 -- of this class only
+        for number, location, *others in self._database.execute(query, parameters):
+            yield number, RecordingFile(os.fsdecode(location), *others)
 
     def close(self) -> None:
         """Closes the scratch file."""

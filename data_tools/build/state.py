@@ -48,7 +48,8 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     """
     listing = hashlib.sha256()
     for file in files:
-        listing.update(f"{file.location}\0{file.size}\n".encode(errors="surrogateescape"))
+        details = f"\0{file.details}" if file.details else ""
+        listing.update(f"{file.location}\0{file.size}{details}\n".encode(errors="surrogateescape"))
     check_identity(identity(options), listing.hexdigest(), staging)
 
 

@@ -104,7 +104,7 @@ def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.
     known = {code for codes in _groups("all").values() for code in codes}
     statements: list[list[str]] = []
     for ecg_id, text in zip(table["ecg_id"].to_pylist(), table["scp_codes"].to_pylist(), strict=True):
-        likelihoods = _parse_statements(text)
+        likelihoods = parse_statements(text)
         if likelihoods is None:
             raise LabelError(f"{path}: ecg_id {ecg_id}: invalid scp_codes '{str(text)[:60]}'; expected {{'NORM': 100.0}}")
         if unknown := sorted(likelihoods.keys() - known):
@@ -115,7 +115,8 @@ def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.
     return LabelTable(str(path), "ecg_id", table["ecg_id"].cast(pa.string()).combine_chunks(), labels, ecg_ids)
 
 
-def _parse_statements(text: object) -> dict[str, float] | None:
+def parse_statements(text: object) -> dict[str, float] | None:
+    """Returns the likelihoods, in percent, of a cell of ``scp_codes``, such as ``{'NORM': 100.0}``; None if it is none."""
     try:
         value = ast.literal_eval(str(text))
     except (ValueError, SyntaxError, MemoryError, RecursionError):

@@ -3,10 +3,18 @@
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from data_tools.sources.mimic_iv_ecg import MimicIvEcg
 from data_tools.sources.physionet2021 import PhysioNet2021
 from data_tools.sources.protocol import Acceptable, RecordingFile, Source
+from data_tools.sources.ptbxl import PtbXl
+from data_tools.sources.wfdb import Wfdb
 
-SOURCES: dict[str, type[Source]] = {"physionet2021": PhysioNet2021}
+SOURCES: dict[str, type[Source]] = {
+    "physionet2021": PhysioNet2021,
+    "ptbxl": PtbXl,
+    "mimic_iv_ecg": MimicIvEcg,
+    "wfdb": Wfdb,
+}
 
 __all__ = ["SOURCES", "Acceptable", "RecordingFile", "Source", "make_source"]
 

@@ -7,8 +7,9 @@ from typing import Literal, Protocol
 
 from data_tools.recording import Recording
 
-# What a source rejects unless it is told to accept it: links out of the input, wrong checksums, unusual sampling rates.
-Acceptable = Literal["links", "checksums", "sampling-rates"]
+# What a source rejects unless it is told to accept it: links out of the input, wrong checksums, unusual sampling rates, and
+# short gaps of invalid samples, which are interpolated.
+Acceptable = Literal["links", "checksums", "sampling-rates", "gaps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,16 +17,18 @@ class RecordingFile:
     """A recording that is not yet opened. A string, because there may be millions and a Path takes four times the memory.
 
     Attributes:
-        location: path of its file, without extension if it consists of several files.
+        location: path of its file, without extension if it consists of several files; with ":row" if the file has several.
         source: name of the corpus or of the database within it.
         name: name of the recording; normally unique within ``source``.
         size: size of its files in bytes.
+        details: what the source has found out about it from tables; only the source reads it.
     """
 
     location: str
     source: str
     name: str
     size: int
+    details: str = ""
 
     @property
     def path(self) -> Path:

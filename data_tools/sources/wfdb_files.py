@@ -18,35 +18,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.recording import RecordingError
+from data_tools.sources.channels import Read, units_per_millivolt
 from data_tools.sources.input_folders import InputFolders
 from data_tools.validation import one_line
 
 _MAX_HEADER_BYTES = 1 << 20
 _MAX_SIGNALS = 128
-_MAX_SAMPLES = 1 << 48
+MAX_SAMPLES = 1 << 48
 _MAX_ADC_VALUE = 1 << 31
 _BLOCK_SAMPLES = 150_000  # as many as a build reads at once at 500 Hz
 _DEFAULT_GAIN = 200.0  # WFDB's default in units per mV, if the header has none or 0
-_DEFAULT_SAMPLING_RATE = 250.0
+DEFAULT_SAMPLING_RATE = 250.0
 _INVALID_16 = -32768  # marks an invalid sample in format 16
 _MATLAB_HEADER = struct.Struct("<5i")  # MATLAB v4: type, rows, columns, imaginary part, length of the name
 _MATLAB_INT16 = 30
 # Of the formats whose size tells the number of samples; others are compressed.
 _BITS_PER_3_SAMPLES = {"8": 24, "16": 48, "24": 72, "32": 96, "61": 48, "80": 24, "160": 48, "212": 36, "310": 32, "311": 32}
 
-# Units per mV. Without a unit, WFDB assumes mV. PTB-XL writes "mv", others "uV".
-_UNITS_PER_MILLIVOLT = {"mv": 1.0, "uv": 1e3, "µv": 1e3, "μv": 1e3, "nv": 1e6, "v": 1e-3}
-
 _FORMAT = re.compile(r"(?P<format>\d+)(?:x(?P<per_frame>\d+))?(?::(?P<skew>\d+))?(?:\+(?P<offset>\d+))?")
 _GAIN = re.compile(r"(?P<gain>[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)(?:\((?P<baseline>-?\d+)\))?(?:/(?P<unit>\S+))?")
 
 _Load = Callable[[int, int], NDArray[np.integer]]
-_Read = Callable[[int, int], NDArray[np.float32]]
 
 
 @dataclass(frozen=True)
 class WfdbSignal:
-    """A signal line of a header; ``gain`` is in ADC units per mV, ``checksum`` is None if there is none."""
+    """A signal line of a header.
+
+    ``gain`` is in ADC units per mV, or per ``unit`` if that is no unit of voltage; ``checksum`` is None if there is none.
+    """
 
     file: str
     format: str
@@ -54,6 +54,7 @@ class WfdbSignal:
     skew: int
     offset: int
     gain: float
+    unit: str
     baseline: int
     checksum: int | None
     name: str
@@ -76,6 +77,15 @@ def read_header(path: Path, folders: InputFolders) -> WfdbHeader:
     Raises:
         RecordingError: the header is missing, unreadable or not supported.
     """
+    return parse_header(read_header_text(path, folders))
+
+
+def read_header_text(path: Path, folders: InputFolders) -> str:
+    """Returns the text of ``path``.hea.
+
+    Raises:
+        RecordingError: the header is missing, unreadable or too large.
+    """
     file = path.with_name(f"{path.name}.hea")
     size = folders.file_size(file, ".hea")
     if size > _MAX_HEADER_BYTES:
@@ -84,7 +94,18 @@ def read_header(path: Path, folders: InputFolders) -> WfdbHeader:
         content = file.read_bytes()
     except OSError as error:
         raise RecordingError("unreadable header", error.strerror or "") from None
-    return parse_header(content.decode("utf-8", errors="replace"))
+    return content.decode("utf-8", errors="replace")
+
+
+def split_header(text: str) -> tuple[list[str], list[str]]:
+    """Returns the lines of a header and its comments, without the #."""
+    lines, comments = [], []
+    for line in map(str.strip, text.splitlines()):
+        if line.startswith("#"):
+            comments.append(line.lstrip("#").strip())
+        elif line:
+            lines.append(line)
+    return lines, comments
 
 
 def parse_header(text: str) -> WfdbHeader:
@@ -93,12 +114,7 @@ def parse_header(text: str) -> WfdbHeader:
     Raises:
         RecordingError: see :func:`read_header`.
     """
-    lines, comments = [], []
-    for line in map(str.strip, text.splitlines()):
-        if line.startswith("#"):
-            comments.append(line.lstrip("#").strip())
-        elif line:
-            lines.append(line)
+    lines, comments = split_header(text)
     fields = lines[0].split() if lines else []
     if len(fields) < 2:
         raise RecordingError("unreadable header", "no record line" if lines else "empty")
@@ -107,11 +123,11 @@ def parse_header(text: str) -> WfdbHeader:
     try:
         num_signals = int(fields[1])
         # "500/250(0)": the counter frequency and its base follow the sampling rate.
-        sampling_rate = float(fields[2].partition("/")[0]) if len(fields) > 2 else _DEFAULT_SAMPLING_RATE
+        sampling_rate = float(fields[2].partition("/")[0]) if len(fields) > 2 else DEFAULT_SAMPLING_RATE
         num_samples = int(fields[3]) if len(fields) > 3 else 0
     except ValueError:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'") from None
-    if not (math.isfinite(sampling_rate) and sampling_rate > 0) or not 0 <= num_samples <= _MAX_SAMPLES:
+    if not (math.isfinite(sampling_rate) and sampling_rate > 0) or not 0 <= num_samples <= MAX_SAMPLES:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'")
     # Were there more lines, the header would have lost count, and every sample would be read as one of another lead.
     if num_signals < 1 or len(lines) - 1 != num_signals:
@@ -129,10 +145,7 @@ def _parse_signal(line: str) -> WfdbSignal:
     # Signals are read from the folder of the header only.
     if storage is None or scale is None or Path(fields[0]).name != fields[0] or "\0" in fields[0]:
         raise RecordingError("unreadable header", f"signal line '{_shorten(line)}'")
-    unit = scale["unit"] or "mV"
-    per_millivolt = _UNITS_PER_MILLIVOLT.get(unit.lower())
-    if per_millivolt is None:
-        raise RecordingError("unknown unit", f"'{_shorten(unit)}'")
+    unit = scale["unit"] or "mV"  # WFDB's default
     baseline = scale["baseline"]
     if baseline is None:
         baseline = fields[4] if len(fields) > 4 else "0"  # the ADC zero
@@ -144,7 +157,8 @@ def _parse_signal(line: str) -> WfdbSignal:
             samples_per_frame=int(storage["per_frame"] or 1),
             skew=int(storage["skew"] or 0),
             offset=int(storage["offset"] or 0),
-            gain=(float(scale["gain"]) or _DEFAULT_GAIN) * per_millivolt,
+            gain=(float(scale["gain"]) or _DEFAULT_GAIN) * (units_per_millivolt(unit) or 1),
+            unit=unit,
             baseline=int(baseline),
             checksum=int(fields[6]) if len(fields) > 6 else None,
             name=fields[8].strip() if len(fields) > 8 else "",
@@ -152,12 +166,12 @@ def _parse_signal(line: str) -> WfdbSignal:
     except ValueError:
         raise RecordingError("unreadable header", f"signal line '{_shorten(line)}'") from None
     numbers = (signal.samples_per_frame, signal.skew, signal.offset)
-    if not math.isfinite(signal.gain) or abs(signal.baseline) > _MAX_ADC_VALUE or max(numbers) > _MAX_SAMPLES:
+    if not math.isfinite(signal.gain) or abs(signal.baseline) > _MAX_ADC_VALUE or max(numbers) > MAX_SAMPLES:
         raise RecordingError("unreadable header", f"signal line '{_shorten(line)}'")
     return signal
 
 
-def open_signals(path: Path, header: WfdbHeader, folders: InputFolders, *, accept_checksums: bool = False) -> tuple[int, _Read]:
+def open_signals(path: Path, header: WfdbHeader, folders: InputFolders, *, accept_checksums: bool = False) -> tuple[int, Read]:
     """Opens the signals of a recording and compares them with the checksums in its header.
 
     Args:
@@ -222,7 +236,7 @@ def _compare_checksums(header: WfdbHeader, num_samples: int, load: _Load) -> Non
             raise RecordingError("wrong checksum", f"{_shorten(signal.name)} has {found} instead of {signal.checksum}")
 
 
-def _open_plain(path: Path, header: WfdbHeader) -> tuple[_Load, _Read]:
+def _open_plain(path: Path, header: WfdbHeader) -> tuple[_Load, Read]:
     """Opens format 16 in one file: interleaved little-endian samples after an offset (24 in a MATLAB v4 file).
 
     Returns:
@@ -271,7 +285,7 @@ def _check_matlab_rows(file: Path, offset: int, num_signals: int) -> None:
         raise RecordingError("header and .mat differ", f"{num_signals} signals in the header, {num_rows} in the .mat")
 
 
-def _open_with_wfdb(path: Path, header: WfdbHeader) -> tuple[_Load, _Read]:
+def _open_with_wfdb(path: Path, header: WfdbHeader) -> tuple[_Load, Read]:
     """Opens any other format with wfdb, which is slower: 212, 24, 32, FLAC and others; returns as :func:`_open_plain`."""
     import wfdb  # slow to import and rarely needed
 

@@ -7,7 +7,8 @@ from recording_files import random_signal, write_recording
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.sources import make_source
-from data_tools.sources.physionet2021 import PhysioNet2021, database_of, parse_comments
+from data_tools.sources.descriptions import parse_comments
+from data_tools.sources.physionet2021 import PhysioNet2021, database_of
 
 
 def open_only(folder: Path) -> Recording:
