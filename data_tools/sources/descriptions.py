@@ -37,9 +37,10 @@ class Description:
     problem: str | None = None
     row: int | None = None
 
-    def encode(self) -> str:
-        """Returns it as JSON, without what is not known."""
-        return json.dumps({name: value for name, value in asdict(self).items() if value not in (None, ())})
+    def encode(self, row: int | None = None) -> str:
+        """Returns it as JSON, without what is not known; ``row`` is that of the recording in its file."""
+        fields = asdict(self) | {"row": row}
+        return json.dumps({name: value for name, value in fields.items() if value not in (None, ())})
 
     def check(self) -> None:
         """Checks that the recording can be used.

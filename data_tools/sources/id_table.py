@@ -1,10 +1,9 @@
-"""Tables that corpora come with: a CSV file with a row per recording, found by its number."""
+"""Tables that corpora come with: a CSV file with a row per recording, found by its name or number."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -12,19 +11,21 @@ from data_tools.labels.tables import read_columns
 from data_tools.recording import RecordingError
 from data_tools.sources.input_folders import InputFolders
 
+_MAX_NAME_BYTES = 200
+
 
 class IdTable:
-    """The rows of a CSV file by the number of the recording.
+    """The rows of a CSV file by the name of the recording.
 
     Args:
         path: the file.
         folders: decides whether it may be read.
-        key: column of the recordings' numbers; None if the rows are in the order of the recordings.
+        key: column of the recordings' names or numbers; None if the rows are in the order of the recordings.
         columns: the other columns to read.
         corpus: name of the corpus, for errors.
 
     Raises:
-        ValueError: the file is missing, cannot be read, does not have the columns, or has a number twice.
+        ValueError: the file is missing, cannot be read, does not have the columns, or has a name twice.
     """
 
     def __init__(self, path: Path, folders: InputFolders, key: str | None, columns: Sequence[str], corpus: str) -> None:
@@ -34,39 +35,42 @@ class IdTable:
             raise ValueError(f"{path.parent}: {error}; choose the folder of {corpus} that contains it") from None
         names = [*([key] if key is not None else []), *columns]
         self._table = read_columns(path, list(dict.fromkeys(names)), text=names)
-        self._keys: NDArray[np.int64] | None = None
+        self._keys: NDArray[np.bytes_] | None = None
         if key is not None:
             keys = self._read_keys(path, key)
             self._rows = np.argsort(keys, kind="stable")
             self._keys = keys[self._rows]
             repeated = np.flatnonzero(self._keys[1:] == self._keys[:-1])
             if len(repeated):
-                raise ValueError(f"{path}: {key} {self._keys[repeated[0]]} has more than one row; download it again")
+                raise ValueError(f"{path}: {key} {self._keys[repeated[0]].decode()} has more than one row; download it again")
 
     def __len__(self) -> int:
         return len(self._table)
 
-    def find(self, number: int) -> dict[str, str] | None:
-        """Returns the row of a recording, empty cells as empty strings; None if it has none."""
-        row = number
-        if self._keys is not None:
-            place = int(np.searchsorted(self._keys, number))
-            if place == len(self._keys) or self._keys[place] != number:
+    def find(self, name: str) -> dict[str, str] | None:
+        """Returns the row of a recording, empty cells as empty strings; None if it has none.
+
+        Without a column of names, ``name`` is the number of the row.
+        """
+        if self._keys is None:
+            row = int(name)
+            if not 0 <= row < len(self._table):
+                return None
+        else:
+            encoded = name.encode(errors="replace")
+            place = int(np.searchsorted(self._keys, encoded))
+            if place == len(self._keys) or self._keys[place] != encoded:
                 return None
             row = int(self._rows[place])
-        elif not 0 <= row < len(self._table):
-            return None
         return {name: self._table[name][row].as_py() or "" for name in self._table.column_names}
 
-    def _read_keys(self, path: Path, key: str) -> NDArray[np.int64]:
-        try:
-            keys = pc.utf8_trim_whitespace(self._table[key]).cast(pa.int64())
-        except pa.ArrowInvalid as error:
-            raise ValueError(f"{path}: column '{key}' must contain integers ({str(error).partition(chr(10))[0]})") from None
-        if keys.null_count:
-            raise ValueError(f"{path}: column '{key}' is empty in {keys.null_count} rows")
-        found: NDArray[np.int64] = keys.to_numpy()
-        return found
+    def _read_keys(self, path: Path, key: str) -> NDArray[np.bytes_]:
+        column = self._table[key]
+        if column.null_count:
+            raise ValueError(f"{path}: column '{key}' is empty in {column.null_count} rows")
+        if pc.max(pc.binary_length(column)).as_py() > _MAX_NAME_BYTES:
+            raise ValueError(f"{path}: column '{key}' has names of more than {_MAX_NAME_BYTES} bytes")
+        return np.array([parse_number(name.strip()).encode() for name in column.to_pylist()], dtype=np.bytes_)
 
 
 def parse_number(text: str) -> str:

@@ -21,8 +21,8 @@ class MimicIvEcg(WfdbCorpus):
     wanted = "MIMIC-IV-ECG's recordings"
 
     @staticmethod
-    def _number(name: str) -> int:
-        return int(name) if name.isdecimal() and name.isascii() and len(name) < 19 else -1
+    def _number(name: str) -> str:
+        return name
 
     def _parse_row(self, row: dict[str, str]) -> Description:
         if not row["subject_id"]:

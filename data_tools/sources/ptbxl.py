@@ -39,9 +39,9 @@ class PtbXl(WfdbCorpus):
         return table
 
     @staticmethod
-    def _number(name: str) -> int:
+    def _number(name: str) -> str:
         found = _NAME.fullmatch(name)
-        return int(found[1]) if found else -1
+        return str(int(found[1])) if found else ""
 
     def _parse_row(self, row: dict[str, str]) -> Description:
         notes: list[str] = []

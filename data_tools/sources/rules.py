@@ -128,9 +128,11 @@ def note_contradiction(recording: Recording) -> Recording:
     limb = limb[:, ~np.isnan(limb).any(axis=0)]
     if not limb.size:
         return recording
-    limb -= np.median(limb, axis=1, keepdims=True)  # offsets are no contradiction
-    contradiction = float(np.sqrt(np.mean((limb[0] + limb[2] - limb[1]) ** 2)))
-    if contradiction <= max(_MAX_CONTRADICTION, _MAX_RELATIVE_CONTRADICTION * float(np.sqrt(np.mean(limb**2)))):
+    # Constant offsets are no contradiction.
+    difference = limb[0] + limb[2] - limb[1]
+    contradiction = float(np.sqrt(np.mean((difference - np.median(difference)) ** 2)))
+    amplitude = float(np.sqrt(np.mean((limb - np.median(limb, axis=1, keepdims=True)) ** 2)))
+    if contradiction <= max(_MAX_CONTRADICTION, _MAX_RELATIVE_CONTRADICTION * amplitude):
         return recording
     note = f"limb leads contradict: I + III differs from II by {contradiction:.3f} mV (root mean square)"
     return replace(recording, notes=(*recording.notes, note))

@@ -63,8 +63,8 @@ class WfdbCorpus(Wfdb):
 
     @staticmethod
     @abstractmethod
-    def _number(name: str) -> int:
-        """Returns the number of a recording by its name; -1 if it has none."""
+    def _number(name: str) -> str:
+        """Returns the number of a recording by its name; empty if it has none."""
 
     @abstractmethod
     def _parse_row(self, row: dict[str, str]) -> Description:
