@@ -114,7 +114,13 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
     )
     command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
-    command.add_argument("inputs", metavar="IN", type=Path, nargs="+", help="folder that contains recordings, at any depth")
+    command.add_argument(
+        "inputs",
+        metavar="IN",
+        type=Path,
+        nargs="+",
+        help="folder that contains recordings, at any depth; for hdf5 and numpy a file that describes the arrays (see README.md)",
+    )
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
     _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
@@ -140,11 +146,12 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument(
         "--accept",
         action="append",
-        choices=["links", "checksums", "sampling-rates"],
+        choices=["links", "checksums", "sampling-rates", "gaps"],
         default=[],
         metavar="WHAT",
-        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums), or"
-        " with sampling rates below 50 or above 20,000 Hz (sampling-rates); may be repeated",
+        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums), with"
+        " sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples, which"
+        " are interpolated (gaps); may be repeated",
     )
 
 

@@ -39,7 +39,7 @@ class Recording:
             recorder had no valid sample. Rounding to uV recovers every int16 value exactly.
         age: age in years.
         sex: "female" or "male".
-        labels: SNOMED CT codes in the corpus's order, each once.
+        labels: codes in the corpus's order, each once: SNOMED CT (PhysioNet 2021), SCP-ECG statements (PTB-XL), ….
         notes: parts of the description that could not be used, each as "reason: detail".
     """
 

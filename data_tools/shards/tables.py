@@ -40,7 +40,7 @@ SAMPLES_SCHEMA = pa.schema(
         pa.field("leads", pa.list_(pa.string()), nullable=False),  # the leads of the recording
         pa.field("age", pa.float64()),
         pa.field("sex", pa.string()),
-        pa.field("labels", pa.list_(pa.string()), nullable=False),  # SNOMED CT codes
+        pa.field("labels", pa.list_(pa.string()), nullable=False),  # codes of the corpus: SNOMED CT, SCP-ECG statements, …
         pa.field("num_clipped", pa.int32(), nullable=False),  # samples
         pa.field("num_flat_leads", pa.int32(), nullable=False),
         pa.field("rms_uv", pa.float32(), nullable=False),
