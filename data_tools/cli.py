@@ -119,7 +119,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="IN",
         type=Path,
         nargs="+",
-        help="folder that contains recordings, at any depth; for hdf5 and numpy a file that describes the arrays (see README.md)",
+        help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
     )
     command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
     _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
@@ -149,8 +149,8 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         choices=["links", "checksums", "sampling-rates", "gaps"],
         default=[],
         metavar="WHAT",
-        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums), with"
-        " sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples, which"
+        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums),"
+        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples, which"
         " are interpolated (gaps); may be repeated",
     )
 

@@ -13,6 +13,28 @@ def test_lead_names_are_recognised_in_any_case(name: str, expected: str | None) 
     assert canonical_lead(name) == expected
 
 
+@pytest.mark.parametrize(
+    "prefix", ["", "Lead ", "lead_", "ECG ", "ECG-", "EKG ", "ECG Lead ", "MDC_ECG_LEAD_", "MDC_ECG_", "  "]
+)
+@pytest.mark.parametrize("lead", LEADS)
+def test_lead_names_are_recognized_as_devices_write_them(prefix: str, lead: str) -> None:
+    assert canonical_lead(f"{prefix}{lead}") == canonical_lead(f"{prefix}{lead.upper()} (Einthoven)") == lead
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("DI", "I"), ("d2", "II"), ("Lead DIII", "III"), ("C1", "V1"), ("MDC_ECG_LEAD_C6", "V6")]
+)
+def test_other_names_of_leads_are_recognized(name: str, expected: str) -> None:
+    assert canonical_lead(name) == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["-aVR", "MLII", "V", "C7", "Leading", "ECGI", "ECG", "Lead", "IV", "I-II", "(I)", "V1 V2", "MCL1", "lead " * 1000]
+)
+def test_other_names_are_no_leads(name: str) -> None:
+    assert canonical_lead(name) is None
+
+
 @pytest.mark.parametrize("num_leads", LEAD_COMBINATIONS)
 def test_combinations_stand_in_the_order_of_the_leads(num_leads: int) -> None:
     combination = LEAD_COMBINATIONS[num_leads]
