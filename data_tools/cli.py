@@ -150,8 +150,8 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         default=[],
         metavar="WHAT",
         help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums),"
-        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples, which"
-        " are interpolated (gaps); may be repeated",
+        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples,"
+        " which are interpolated (gaps); may be repeated",
     )
 
 

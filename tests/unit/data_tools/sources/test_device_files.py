@@ -104,12 +104,12 @@ def test_xml_of_another_layout_is_rejected(tmp_path: Path, old: str, new: str, r
 
 
 def test_leads_of_muse_have_one_length(tmp_path: Path) -> None:
-    lead = base64.encodebytes(np.zeros(5000, "<i2").tobytes()).decode()
+    shorter = base64.encodebytes(np.zeros(2500, "<i2").tobytes()).decode()
     text = muse_xml(ecg_signal(0))
     start = text.rindex("<WaveFormData>") + len("<WaveFormData>")
-    text = text[:start] + lead[: len(lead) // 2] + text[text.index("</WaveFormData>", start) :]
+    text = text[:start] + shorter + text[text.index("</WaveFormData>", start) :]
     (tmp_path / "a.xml").write_text(text.replace("<LeadSampleCountTotal>5000</LeadSampleCountTotal>", ""))
-    with pytest.raises(RecordingError, match=r"another layout: leads of [0-9]+ and 5000 samples"):
+    with pytest.raises(RecordingError, match="another layout: leads of 2500 and 5000 samples"):
         open_only("muse_xml", tmp_path)
 
 
