@@ -1,5 +1,6 @@
 """A source whose recordings are rows of arrays, in HDF5 or NumPy files."""
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Sequence
@@ -23,7 +24,9 @@ from data_tools.sources.protocol import Acceptable, RecordingFile
 from data_tools.sources.rules import apply_rules
 
 _MAX_LOADED_BYTES = 64 << 20  # a longer recording is read piece by piece
-_MAX_NAMES = 100_000_000
+# A file may declare arrays that it does not contain. Compressed to less, a recording is no ECG.
+_MAX_COMPRESSION = 1000
+_MIN_RECORDING_BYTES = 100
 _TRUE = {"1", "1.0", "true", "yes"}
 
 
@@ -56,11 +59,11 @@ class Arrays(Protocol):
         """
         ...
 
-    def strings(self, name: str) -> list[str]:
-        """Reads a one-dimensional array of names or numbers as strings.
+    def strings(self, name: str, expected: int) -> list[str]:
+        """Reads an array of names or numbers as strings.
 
         Raises:
-            RecordingError: it is none.
+            RecordingError: it is none, or has another number of elements than expected.
         """
         ...
 
@@ -162,15 +165,13 @@ class ArraySource(ABC):
         if "recording" not in layout.axes and layout.names is None and layout.patients is None:
             return [stem], None, file_size
         with self._open_arrays(path) as arrays:
-            signals = check_signals(arrays, layout)
+            signals = check_signals(arrays, layout, file_size)
             if "recording" not in layout.axes:
-                patients = None if layout.patients is None else _strings(arrays, layout.patients, 1)
-                return [stem if layout.names is None else _strings(arrays, layout.names, 1)[0]], patients, file_size
+                patients = None if layout.patients is None else arrays.strings(layout.patients, 1)
+                return [stem if layout.names is None else arrays.strings(layout.names, 1)[0]], patients, file_size
             num_rows = signals.shape[layout.axes.index("recording")]
-            if num_rows > _MAX_NAMES:
-                raise RecordingError("another layout", f"{num_rows} recordings")
-            names = None if layout.names is None else _strings(arrays, layout.names, num_rows)
-            patients = None if layout.patients is None else _strings(arrays, layout.patients, num_rows)
+            names = None if layout.names is None else arrays.strings(layout.names, num_rows)
+            patients = None if layout.patients is None else arrays.strings(layout.patients, num_rows)
             size = int(np.prod(signals.shape)) // max(1, num_rows) * signals.dtype.itemsize
             # CODE-15 ends each file with a row of zeros.
             if num_rows and size <= _MAX_LOADED_BYTES and not np.any(_read_slice(signals, layout, num_rows - 1, 0, None)):
@@ -183,12 +184,12 @@ class ArraySource(ABC):
         known.check()
         layout = self._layouts()[file.source]
         path = file.path if known.row is None else Path(file.location.rpartition(":")[0])
-        self._folders.file_size(path, path.suffix)
+        file_size = self._folders.file_size(path, path.suffix)
         rows, notes = select_leads(Channel(lead, layout.unit) for lead in layout.leads)
         with self._open_arrays(path) as arrays:
-            shape = check_signals(arrays, layout).shape
+            shape = check_signals(arrays, layout, file_size).shape
         num_samples = shape[layout.axes.index("sample")]
-        read = self._reader(path, layout, known.row)
+        read = self._reader(path, layout, known.row, file_size)
         if num_samples * len(layout.leads) * 4 <= _MAX_LOADED_BYTES:
             read = _load(read, num_samples)
         recording = Recording(
@@ -206,12 +207,12 @@ class ArraySource(ABC):
         )
         return apply_rules(recording, self._accept)
 
-    def _reader(self, path: Path, layout: ArrayLayout, row: int | None) -> Read:
+    def _reader(self, path: Path, layout: ArrayLayout, row: int | None, file_size: int) -> Read:
         factor = np.float64(layout.gain * (units_per_millivolt(layout.unit) or 1))
 
         def read(start: int, stop: int) -> NDArray[np.float32]:
             with self._open_arrays(path) as arrays:
-                stored = _read_slice(check_signals(arrays, layout), layout, row, start, stop)
+                stored = _read_slice(check_signals(arrays, layout, file_size), layout, row, start, stop)
             signal = (stored / factor).astype(np.float32)
             signal[~np.isfinite(signal)] = np.nan
             return signal
@@ -219,8 +220,8 @@ class ArraySource(ABC):
         return read
 
 
-def check_signals(arrays: Arrays, layout: ArrayLayout) -> Array:
-    """Returns the array of the signals, whose shape is that of the layout.
+def check_signals(arrays: Arrays, layout: ArrayLayout, file_size: int) -> Array:
+    """Returns the array of the signals of a file, whose shape is that of the layout.
 
     Raises:
         RecordingError: it is not.
@@ -234,6 +235,10 @@ def check_signals(arrays: Arrays, layout: ArrayLayout) -> Array:
     num_leads = signals.shape[layout.axes.index("lead")]
     if num_leads != len(layout.leads):
         raise RecordingError("another layout", f"{what} has {num_leads} leads instead of {len(layout.leads)}")
+    num_recordings = signals.shape[layout.axes.index("recording")] if "recording" in layout.axes else 1
+    num_bytes = math.prod(signals.shape) * signals.dtype.itemsize
+    if num_bytes > _MAX_COMPRESSION * file_size or num_recordings * _MIN_RECORDING_BYTES > file_size:
+        raise RecordingError("another layout", f"{what} has {num_bytes} bytes, too many for a file of {file_size}")
     return signals
 
 
@@ -251,11 +256,14 @@ def _load(read: Read, num_samples: int) -> Read:
     return lambda start, stop: signal[:, start:stop]
 
 
-def _strings(arrays: Arrays, name: str, expected: int) -> list[str]:
-    strings = arrays.strings(name)
-    if len(strings) != expected:
-        raise RecordingError("another layout", f"'{name}' has {len(strings)} entries for {expected} recordings")
-    return strings
+def check_length(name: str, array: Array, expected: int) -> None:
+    """Checks the number of elements of an array with one for each recording.
+
+    Raises:
+        RecordingError: it is another one.
+    """
+    if math.prod(array.shape) != expected:
+        raise RecordingError("another layout", f"'{name}' has {math.prod(array.shape)} entries for {expected} recordings")
 
 
 def _describe(table: Table, row: dict[str, str] | None, path: Path, known: Description) -> Description:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from data_tools.recording import RecordingError
-from data_tools.sources.array_source import Array, Arrays, ArraySource
+from data_tools.sources.array_source import Array, Arrays, ArraySource, check_length
 from data_tools.sources.folder_source import import_extra
 from data_tools.validation import one_line
 
@@ -73,9 +73,10 @@ class _Hdf5Arrays:
         array: Array = node
         return array
 
-    def strings(self, name: str) -> list[str]:
+    def strings(self, name: str, expected: int) -> list[str]:
         """See :class:`data_tools.sources.array_source.Arrays`."""
         array: Any = self.get(name)
+        check_length(name, array, expected)
         if self._h5py.check_string_dtype(array.dtype) is not None:
             array = array.asstr(errors="replace")
         elif array.dtype.kind not in "iu":

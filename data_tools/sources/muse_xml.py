@@ -20,7 +20,7 @@ from data_tools.sources.walk import NameOf, name_with_suffix
 from data_tools.validation import one_line
 
 _MODULE, _EXTRA = "defusedxml.ElementTree", "muse"
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20  # MUSE files have less than 1 MB
 _MAX_LEADS = 128
 _RHYTHM = "rhythm"
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from data_tools.recording import RecordingError
-from data_tools.sources.array_source import Array, Arrays, ArraySource
+from data_tools.sources.array_source import Array, Arrays, ArraySource, check_length
 from data_tools.validation import one_line
 
 _MAX_MEMBER_BYTES = 1 << 30
@@ -49,9 +49,10 @@ class _NumPyArrays:
         status = self._path.stat()
         return _load_member(self._path, name, status.st_mtime_ns, status.st_size)
 
-    def strings(self, name: str) -> list[str]:
+    def strings(self, name: str, expected: int) -> list[str]:
         """See :class:`data_tools.sources.array_source.Arrays`."""
         array = np.asarray(self.get(name))
+        check_length(name, array, expected)
         if array.dtype.kind not in "iuU":
             raise RecordingError("another layout", f"'{name}' contains {array.dtype} instead of names or integers")
         return [str(value) for value in array.ravel().tolist()]

@@ -352,7 +352,7 @@ def test_a_folder_that_cannot_be_listed_leaves_nothing_behind(tmp_path: Path, mo
             raise PermissionError(13, "Permission denied")
         return list_folder(path)
 
-    monkeypatch.setattr("data_tools.sources.physionet2021.os.scandir", scandir)
+    monkeypatch.setattr("data_tools.sources.walk.os.scandir", scandir)
     with pytest.raises(ValueError, match="cannot be listed"):
         build_dataset(BuildOptions("physionet2021", (tmp_path / "in",)), tmp_path / "out", num_workers=1)
     assert not list((tmp_path / "out").iterdir())

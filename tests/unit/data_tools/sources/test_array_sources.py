@@ -110,7 +110,7 @@ def write_file(path: Path, **datasets: object) -> None:
         (lambda path: write_file(path, other=np.zeros(3)), "another layout: no dataset 'tracings'; there are 'other'"),
         (lambda path: write_file(path, tracings=np.zeros((3, 12))), "another layout: 'tracings' has 2 axes instead of 3"),
         (lambda path: write_file(path, tracings=np.zeros((3, 12, 9))), "another layout: 'tracings' has 9 leads instead of 12"),
-        (lambda path: write_file(path, tracings=np.zeros((3, 9, 12))), "another layout: no dataset 'exam_id'"),
+        (lambda path: write_file(path, tracings=np.zeros((3, 90, 12))), "another layout: no dataset 'exam_id'"),
         (
             lambda path: write_file(path, tracings=np.ones((3, 9, 12)), exam_id=[1, 2]),
             "another layout: 'exam_id' has 2 entries for 3 recordings",
@@ -136,6 +136,17 @@ def test_hdf5_of_another_layout_rejects_that_file_only(tmp_path: Path, write: Ca
     assert message.startswith(reason)
     assert "\n" not in message
     assert len(sound(found)) == 3
+
+
+def test_arrays_that_a_file_does_not_contain_are_not_read(tmp_path: Path) -> None:
+    write_code15(tmp_path)
+    for number, shape in enumerate([(1_000_000_000, 10, 12), (1, 10**15, 12)], 1):
+        with h5py.File(tmp_path / f"exams_part{number}.hdf5", "w") as file:
+            file.create_dataset("tracings", shape, "f4", chunks=(1, 10, 12))
+            file.create_dataset("exam_id", shape[:1], "i8", chunks=(1,))
+    found = open_all("code15", tmp_path)
+    for number in (1, 2):
+        assert "bytes, too many for a file of" in str(found[f"exams_part{number}"])
 
 
 def test_hdf5_does_not_read_other_files(tmp_path: Path) -> None:
