@@ -187,11 +187,12 @@ class ArraySource(ABC):
         file_size = self._folders.file_size(path, path.suffix)
         rows, notes = select_leads(Channel(lead, layout.unit) for lead in layout.leads)
         with self._open_arrays(path) as arrays:
-            shape = check_signals(arrays, layout, file_size).shape
-        num_samples = shape[layout.axes.index("sample")]
-        read = self._reader(path, layout, known.row, file_size)
-        if num_samples * len(layout.leads) * 4 <= _MAX_LOADED_BYTES:
-            read = _load(read, num_samples)
+            signals = check_signals(arrays, layout, file_size)
+            num_samples = signals.shape[layout.axes.index("sample")]
+            if num_samples * len(layout.leads) * 4 <= _MAX_LOADED_BYTES:
+                read = _from_memory(_read_millivolts(signals, layout, known.row, 0, num_samples))
+            else:
+                read = self._reader(path, layout, known.row, file_size)
         recording = Recording(
             source=file.source,
             name=file.name,
@@ -208,14 +209,9 @@ class ArraySource(ABC):
         return apply_rules(recording, self._accept)
 
     def _reader(self, path: Path, layout: ArrayLayout, row: int | None, file_size: int) -> Read:
-        factor = np.float64(layout.gain * (units_per_millivolt(layout.unit) or 1))
-
         def read(start: int, stop: int) -> NDArray[np.float32]:
             with self._open_arrays(path) as arrays:
-                stored = _read_slice(check_signals(arrays, layout, file_size), layout, row, start, stop)
-            signal = (stored / factor).astype(np.float32)
-            signal[~np.isfinite(signal)] = np.nan
-            return signal
+                return _read_millivolts(check_signals(arrays, layout, file_size), layout, row, start, stop)
 
         return read
 
@@ -250,9 +246,16 @@ def _read_slice(signals: Array, layout: ArrayLayout, row: int | None, start: int
     return piece if axes == ["lead", "sample"] else piece.T
 
 
-def _load(read: Read, num_samples: int) -> Read:
-    """Returns a function that reads from memory."""
-    signal = read(0, num_samples)
+def _read_millivolts(signals: Array, layout: ArrayLayout, row: int | None, start: int, stop: int) -> NDArray[np.float32]:
+    """Reads samples [start, stop) of a recording in mV, float32 [leads, samples]; infinity becomes NaN."""
+    stored = _read_slice(signals, layout, row, start, stop)
+    factor = np.float64(layout.gain * (units_per_millivolt(layout.unit) or 1))
+    signal = np.ascontiguousarray(stored / factor, dtype=np.float32)
+    signal[~np.isfinite(signal)] = np.nan
+    return signal
+
+
+def _from_memory(signal: NDArray[np.float32]) -> Read:
     return lambda start, stop: signal[:, start:stop]
 
 
