@@ -131,10 +131,10 @@ def write_sami_trop(folder: Path) -> Corpus:
     signals = {f"exams-{number:06d}": ecg_signal(number, (2934, 4000, 4096)[number]) for number in range(3)}
     with h5py.File(folder / "exams.hdf5", "w") as file:
         file["tracings"] = np.stack([pad_tracing(signal) for signal in [*signals.values(), ecg_signal(9)[:, :4000]]])
-    rows = [f"{500 + number},70,False,True,False,2.1,68.0" for number in range(3)]
+    rows = [f"{number},70,False,True,False,2.1,68.0" for number in (500, 501, 502, "")]
     columns = "exam_id,age,is_male,normal_ecg,death,timey,nn_predicted_age"
     (folder / "exams.csv").write_text("\n".join([columns, *rows]) + "\n")
-    return Corpus([folder], signals, "exams-000003", r"^not in the table: exams.csv has no row for it$")
+    return Corpus([folder], signals, "exams-000003", r"^no patient: exams.csv names none for it$")
 
 
 LAYOUT = """

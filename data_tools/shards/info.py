@@ -98,7 +98,7 @@ def _describe_labels(labels: Counter[str], num_labels: int, num_recordings: int)
     listed = labels.most_common(num_labels)
     yield f"labels of recordings ({len(listed)} of {len(labels)}, by frequency)"
     rows = [[code, count, f"{100 * count / num_recordings:.1f} %", DIAGNOSES.get(code, "")] for code, count in listed]
-    yield from align(["SNOMED CT", "recordings", "share", "name"], rows)
+    yield from align(["code", "recordings", "share", "name"], rows)
 
 
 def _describe_rejected(dataset: Dataset) -> Iterator[str]:

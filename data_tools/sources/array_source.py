@@ -126,7 +126,7 @@ class ArraySource(ABC):
         if table is None:
             return None
         columns = [column for column in (table.file_name, table.patient, table.age, table.sex, *table.labels) if column]
-        return IdTable(self._folder(path) / table.file, self._folders, table.name, columns, str(path))
+        return IdTable(self._folder(path) / table.file, self._folders, table.name, columns)
 
     def _find(self) -> Iterator[RecordingFile]:
         seen: set[Path] = set()
@@ -138,6 +138,8 @@ class ArraySource(ABC):
                     continue
                 seen.add(file)
                 yield from self._find_rows(self._folder(path), file, sys.intern(printable(source)), layout, table, order)
+            if table is not None and layout.table is not None and layout.table.name is None:
+                _check_order(path, layout.table, table, next(order))
 
     def _find_rows(
         self, folder: Path, path: Path, source: str, layout: ArrayLayout, table: IdTable | None, order: Iterator[int]
@@ -267,6 +269,15 @@ def check_length(name: str, array: Array, expected: int) -> None:
     """
     if math.prod(array.shape) != expected:
         raise RecordingError("another layout", f"'{name}' has {math.prod(array.shape)} entries for {expected} recordings")
+
+
+def _check_order(path: Path, table: Table, rows: IdTable, num_found: int) -> None:
+    """Checks that a table in the order of the recordings has a row for each."""
+    if num_found not in {0, len(rows)}:  # none: the input was given twice
+        raise ValueError(
+            f"{path}: {num_found} recordings, but {len(rows)} rows in {table.file}, so that they cannot be matched by their "
+            "order; download both again"
+        )
 
 
 def _describe(table: Table, row: dict[str, str] | None, path: Path, known: Description) -> Description:

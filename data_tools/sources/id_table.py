@@ -22,17 +22,16 @@ class IdTable:
         folders: decides whether it may be read.
         key: column of the recordings' names or numbers; None if the rows are in the order of the recordings.
         columns: the other columns to read.
-        corpus: name of the corpus, for errors.
 
     Raises:
         ValueError: the file is missing, cannot be read, does not have the columns, or has a name twice.
     """
 
-    def __init__(self, path: Path, folders: InputFolders, key: str | None, columns: Sequence[str], corpus: str) -> None:
+    def __init__(self, path: Path, folders: InputFolders, key: str | None, columns: Sequence[str]) -> None:
         try:
             folders.file_size(path, path.name)
         except RecordingError as error:
-            raise ValueError(f"{path.parent}: {error}; choose the folder of {corpus} that contains it") from None
+            raise ValueError(f"{path.parent}: {error}; choose the folder that contains it") from None
         names = [*([key] if key is not None else []), *columns]
         self._table = read_columns(path, list(dict.fromkeys(names)), text=names)
         self._keys: NDArray[np.bytes_] | None = None

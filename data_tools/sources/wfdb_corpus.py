@@ -46,7 +46,7 @@ class WfdbCorpus(Wfdb):
         super()._check_input(folder / self.folder)
 
     def _read_table(self, folder: Path) -> IdTable:
-        return IdTable(folder / self.table, self._folders, self.key, self.columns, self.corpus)
+        return IdTable(folder / self.table, self._folders, self.key, self.columns)
 
     def _find(self) -> Iterator[RecordingFile]:
         seen: set[tuple[int, int]] = set()

@@ -79,10 +79,19 @@ def test_the_table_of_sami_trop_is_in_the_order_of_the_tracings(tmp_path: Path) 
     assert (recording.patient, recording.age, recording.sex, recording.labels) == ("501", 70.0, "female", ("normal_ecg",))
 
 
+def test_tables_in_the_order_of_the_tracings_must_be_complete(tmp_path: Path) -> None:
+    write_sami_trop(tmp_path)
+    table = tmp_path / "exams.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
+    with pytest.raises(ValueError, match=r"4 recordings, but 3 rows in exams\.csv, so that they cannot be matched"):
+        list(make_source("sami_trop", [tmp_path]).find())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda folder: (folder / "exams.csv").unlink(), "missing exams.csv; choose the folder of .* that contains it"),
+        (lambda folder: (folder / "exams.csv").unlink(), "missing exams.csv; choose the folder that contains it"),
         (lambda folder: (folder / "exams.csv").write_text("exam_id,age\n1,2\n"), "exams.csv: no column 'trace_file'"),
         (lambda folder: (folder / "exams.csv").write_bytes(b"\xff\xfe\0"), "exams.csv: "),
         (lambda folder: (folder / "exams_part0.hdf5").unlink(), r"no recordings: no file 'exams_part\*.hdf5'"),

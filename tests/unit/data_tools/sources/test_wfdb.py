@@ -1,18 +1,24 @@
 """WFDB recordings as others than PhysioNet 2021 have them; what wfdb reads is the reference."""
 
+import contextlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import wfdb
 from corpora import Signal, ecg_signal, write_dat
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 from recording_files import write_recording
 
+from data_tools.build import BuildOptions, build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.sources.physionet2021 import PhysioNet2021
 from data_tools.sources.wfdb import Wfdb
+from data_tools.sources.wfdb_segments import parse_segments
 
 
 def open_all(*folders: Path) -> dict[tuple[str, str], Recording]:
@@ -107,6 +113,26 @@ def test_headers_may_leave_out_the_length(tmp_path: Path) -> None:
     header.write_text(header.read_text().replace("r 12 500 3000", "r 12 500"))
     (recording,) = open_all(tmp_path).values()
     assert recording.num_samples == 3000
+
+
+@settings(max_examples=200)
+@given(
+    st.text(max_size=100) | st.from_regex(r"m/[0-9]{1,3} [0-9]{1,3} [0-9.e]{1,5} [0-9]{0,5}\n([a-z~/]{1,4} [0-9-]{1,9}\n){0,4}")
+)
+def test_no_header_of_segments_brings_about_anything_but_a_refusal(text: str) -> None:
+    with contextlib.suppress(RecordingError):
+        header = parse_segments(text)
+        assert header is None or header.segments
+
+
+def test_recordings_of_the_same_name_are_reported(tmp_path: Path) -> None:
+    for number, folder in enumerate(("one", "two")):
+        write_dat(tmp_path / folder / "ecg", "r", ecg_signal(number))
+    inputs = (tmp_path / "one" / "ecg", tmp_path / "two" / "ecg")
+    build_dataset(BuildOptions("wfdb", inputs, valid_fraction=0.0), tmp_path / "out", num_workers=1)
+    (row,) = pq.read_table(tmp_path / "out" / "rejected.parquet").to_pylist()
+    assert row["path"] == str(inputs[1] / "r")
+    assert row["reason"] == f"duplicate record name: of {inputs[0] / 'r'}"
 
 
 def test_two_folders_may_have_recordings_of_the_same_name(tmp_path: Path) -> None:
