@@ -23,7 +23,8 @@ _MODULE, _EXTRA = "pydicom", "dicom"
 _MAX_BYTES = 1 << 30
 _MAGIC_OFFSET, _MAGIC = 128, b"DICM"
 _SUFFIXES = (".dcm", ".dicom")
-# Codes of leads in the schemes MDC and SCPECG, for files that give no readable meaning.
+# Codes of leads, such as 2:62 and 5.6.3-9-62, for files that give no readable meaning.
+_LEAD_SCHEMES = ("MDC", "SCPECG")
 _LEAD_CODES = {1: "I", 2: "II", 3: "V1", 4: "V2", 5: "V3", 6: "V4", 7: "V5", 8: "V6"}
 _LEAD_CODES |= {61: "III", 62: "aVR", 63: "aVL", 64: "aVF"}
 
@@ -129,7 +130,7 @@ def _channel(definition: Any) -> Channel:
     source = definition.ChannelSourceSequence[0]
     name = str(source.get("CodeMeaning") or definition.get("ChannelLabel") or "")
     code = str(source.get("CodeValue") or "").replace("-", ":").rpartition(":")[2]
-    if canonical_lead(name) is None and code.isdecimal():
+    if canonical_lead(name) is None and source.get("CodingSchemeDesignator") in _LEAD_SCHEMES and code.isdecimal():
         name = _LEAD_CODES.get(int(code), name)
     units = definition.get("ChannelSensitivityUnitsSequence") or []
     return Channel(name, str(units[0].get("CodeValue") or "") if units else "none")

@@ -107,6 +107,17 @@ def test_a_pressure_does_not_refuse_its_recording(tmp_path: Path, source: type[W
     np.testing.assert_allclose(read_all(recording), signal[[0, 2]] / 1000, atol=1e-6)
 
 
+@pytest.mark.parametrize("source", [Wfdb, PhysioNet2021])
+def test_invalid_samples_are_interpolated_on_demand(tmp_path: Path, source: type[Wfdb | PhysioNet2021]) -> None:
+    signal = ecg_signal(0, 3000)
+    signal[4, 1000:1020] = -32768
+    write_recording(tmp_path, "r", signal)
+    for accept, num_missing in (((), 20), (("gaps",), 0)):
+        opened = source([tmp_path], accept)
+        (file,) = opened.find()
+        assert np.isnan(read_all(opened.open(file))).sum() == num_missing
+
+
 def test_headers_may_leave_out_the_length(tmp_path: Path) -> None:
     path = write_dat(tmp_path, "r", ecg_signal(0, 3000))
     header = path.with_suffix(".hea")
