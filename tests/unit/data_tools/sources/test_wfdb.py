@@ -17,6 +17,7 @@ from data_tools.build import BuildOptions, build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.sources.physionet2021 import PhysioNet2021
+from data_tools.sources.protocol import Acceptable
 from data_tools.sources.wfdb import Wfdb
 from data_tools.sources.wfdb_segments import parse_segments
 
@@ -112,7 +113,8 @@ def test_invalid_samples_are_interpolated_on_demand(tmp_path: Path, source: type
     signal = ecg_signal(0, 3000)
     signal[4, 1000:1020] = -32768
     write_recording(tmp_path, "r", signal)
-    for accept, num_missing in (((), 20), (("gaps",), 0)):
+    cases: list[tuple[list[Acceptable], int]] = [([], 20), (["gaps"], 0)]
+    for accept, num_missing in cases:
         opened = source([tmp_path], accept)
         (file,) = opened.find()
         assert np.isnan(read_all(opened.open(file))).sum() == num_missing
