@@ -1,4 +1,4 @@
-"""``ecg-data``: simulate, build, convert, split, verify, describe and plot datasets.
+"""``ecg-data``: simulate, download, build, convert, split, verify, describe and plot datasets.
 
 Each command imports what it needs when it runs, so that the command line responds at once.
 """
@@ -9,10 +9,12 @@ import itertools
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from data_tools.remote.locations import parse_location, url_of
 from data_tools.validation import one_line
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(_describe_os_error(error, options))
         return EXIT_USAGE
     except KeyboardInterrupt:
-        again = "; run the same command again to resume" if options.command in {"build", "convert", "synth"} else ""
+        again = "; run the same command again to resume" if options.command in {"build", "convert", "download", "synth"} else ""
         _print_error(f"interrupted{again}")
         return EXIT_INTERRUPTED
     finally:
@@ -53,9 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="ecg-data", description="Simulate, build, convert, split, verify and plot datasets of 12-lead ECGs.")
+    parser = Parser(prog="ecg-data", description="Simulate, download, build, convert, split, verify and plot 12-lead ECGs.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_synth(commands)
+    _add_download(commands)
     _add_build(commands)
     _add_convert(commands)
     _add_split(commands)
@@ -102,6 +105,45 @@ def _synth(options: argparse.Namespace) -> int:
     return 0
 
 
+def _add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
+    from data_tools.download.corpora import CORPORA
+
+    command = _add_command(
+        commands,
+        "download",
+        _download,
+        "Download a corpus, and compare each file with its published hash. The same command resumes an interrupted download."
+        " Corpora with terms of use need PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or a line in ~/.netrc.",
+        "ecg-data download ptbxl corpora/ptbxl",
+    )
+    command.add_argument("corpus", metavar="CORPUS", help=f"corpus: {', '.join(CORPORA)}")
+    command.add_argument("out", metavar="DIR", type=Path, help="folder for its files")
+    command.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only files whose names begin like this, such as training/georgia; may be repeated",
+    )
+    command.add_argument("--connections", type=int, default=4, metavar="N", help="files at once, 1 to 8 (default: 4)")
+    command.add_argument("--mirror", metavar="URL", help="address of a copy of the corpus (default: that of its publisher)")
+
+
+def _download(options: argparse.Namespace) -> int:
+    from data_tools.download import DownloadOptions, download_corpus
+
+    how = DownloadOptions(tuple(options.only), options.connections, options.mirror)
+    summary = download_corpus(options.corpus, options.out, how)
+    for failure in summary.failures:
+        _print(failure)
+    num_complete = summary.num_files - len(summary.failures)
+    _print(
+        f"{options.out}: {num_complete} of {summary.num_files} files of {options.corpus} are complete, "
+        f"{summary.num_new} of them new, {summary.num_bytes / 1e9:.3f} GB"
+    )
+    return _EXIT_PROBLEMS if summary.failures else 0
+
+
 def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     from data_tools.sources import SOURCES
 
@@ -121,7 +163,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         nargs="+",
         help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
     )
-    command.add_argument("out", metavar="OUT", type=Path, help="folder for the dataset")
+    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the dataset")
     _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
     command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
@@ -157,6 +199,7 @@ def _add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _build(options: argparse.Namespace) -> int:
     from data_tools.build import BuildOptions, build_dataset
+    from data_tools.remote.upload import output_folder
     from data_tools.splits.cohort import read_patients
     from data_tools.splits.parsing import parse_plan
 
@@ -178,12 +221,13 @@ def _build(options: argparse.Namespace) -> int:
         format=options.format,
         compression=options.compression,
     )
-    summary = build_dataset(what, options.out, num_workers=options.workers, scheduler=options.scheduler)
-    if summary.was_finished:
-        _print("already built with the same options; nothing to do")
-    _print(str(summary))
-    if plan is not None:
-        _print_plans(options.out, plan, options)
+    with output_folder(options.out, what, plan, options.patients) as out:
+        summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)
+        if summary.was_finished:
+            _print("already built with the same options; nothing to do")
+        _print(str(replace(summary, path=options.out)))
+        if plan is not None:
+            _print_plans(out, plan, options)
     return 0
 
 
@@ -202,16 +246,23 @@ def _add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Convert a dataset to another format of shards, without loss. The same command resumes an interrupted conversion.",
         "ecg-data convert datasets/two datasets/two-zarr --format zarr",
     )
-    command.add_argument("dataset", metavar="IN", type=Path, help="folder of the dataset")
-    command.add_argument("out", metavar="OUT", type=Path, help="folder for the new dataset")
+    command.add_argument("dataset", metavar="IN", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the new dataset")
     _add_format(command, "format of the new shards", default=None)
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
 
 
 def _convert(options: argparse.Namespace) -> int:
     from data_tools.build.conversion import convert_dataset
+    from data_tools.remote.upload import output_folder
+    from data_tools.shards.dataset import Dataset
+    from data_tools.shards.manifest import MANIFEST_FILE
 
-    dataset = convert_dataset(options.dataset, options.out, options.format, options.compression, num_workers=options.workers)
+    with output_folder(options.out, options.dataset, options.format, options.compression) as out:
+        if url_of(options.out) is not None and (out / MANIFEST_FILE).exists():  # only its upload was interrupted
+            dataset = Dataset.open(out)
+        else:
+            dataset = convert_dataset(options.dataset, out, options.format, options.compression, num_workers=options.workers)
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     size = sum(shard.size for shard in dataset.manifest.shards)
     _print(f"{options.out}: {num_crops} crops in {len(dataset.manifest.shards)} shards, {size / 1e9:.3f} GB")
@@ -227,7 +278,7 @@ def _add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
         " Patients are kept together where they are known, otherwise recordings.",
         "ecg-data split datasets/six --plan paper --patients ptbxl_database.csv",
     )
-    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
     command.add_argument(
         "--plan",
         metavar="PLAN",
@@ -265,7 +316,7 @@ def _split(options: argparse.Namespace) -> int:
     return 0
 
 
-def _print_plans(dataset: Path, plan: "PlanOptions", options: argparse.Namespace) -> None:
+def _print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Namespace) -> None:
     """Adds a plan to a dataset, and prints what it contains."""
     from data_tools.shards.plans import plans_info
     from data_tools.splits.writing import split_dataset
@@ -275,7 +326,7 @@ def _print_plans(dataset: Path, plan: "PlanOptions", options: argparse.Namespace
         counts = ", ".join(
             f"{split} {counts.crops} crops of {counts.patients} patients" for split, counts in plans[name].counts.items()
         )
-        _print(f"{dataset}: plan {name}: {counts}")
+        _print(f"{getattr(options, 'dataset', None) or options.out}: plan {name}: {counts}")
 
 
 def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
@@ -286,14 +337,14 @@ def _add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Verify every hash, count and shape of a dataset. Prints the problems, if any, and exits with status 1.",
         "ecg-data verify datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
 
 
 def _verify(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
     from data_tools.shards.verify import verify_dataset
 
-    if not options.dataset.is_dir():
+    if url_of(options.dataset) is None and not options.dataset.is_dir():
         raise ValueError(f"{options.dataset}: no such folder; choose the folder of a dataset")
     num_problems = 0
     for problem in verify_dataset(options.dataset):
@@ -316,7 +367,7 @@ def _add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings, plans.",
         "ecg-data info datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -338,7 +389,7 @@ def _add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Plot a crop on ECG paper, or the effect of each augmentation on it (--augment).",
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
-    command.add_argument("dataset", metavar="DATASET", type=Path)
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
     command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument(
@@ -380,7 +431,7 @@ def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
-        advice = {"build": kept, "convert": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
+        advice = {"build": kept, "convert": kept, "download": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

@@ -17,6 +17,7 @@ from data_tools.build.sharding import ShardId, describe_tables, write_arrays, wr
 from data_tools.build.state import STAGING_FOLDER, check_identity, check_output, lock, remove_temporary_files
 from data_tools.build.workers import Workers
 from data_tools.files import atomic_write, sync
+from data_tools.remote.locations import display
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
@@ -48,12 +49,12 @@ class _ConversionTask:
 
 
 def convert_dataset(
-    path: Path, out: Path, encoding: Encoding, compression: str | None = None, *, num_workers: int | None = None
+    path: str | Path, out: Path, encoding: Encoding, compression: str | None = None, *, num_workers: int | None = None
 ) -> Dataset:
     """Converts a dataset, or resumes its unfinished conversion.
 
     Args:
-        path: folder of the dataset.
+        path: folder or URL of the dataset.
         out: folder of the new dataset; new, empty, or with an unfinished conversion of the same dataset and options.
         encoding: format of the new shards.
         compression: name of their compression; None for the format's default.
@@ -87,7 +88,7 @@ def convert_dataset(
         write_samples(shards)
         for name in (REJECTED_FILE, *([] if manifest.splits is None else [manifest.splits.file])):
             with atomic_write(out / name) as file:
-                file.write((path / name).read_bytes())
+                file.write((dataset.path / name).read_bytes())
         changes = {
             "encoding": encoding,
             "shards": tuple(infos),
@@ -126,8 +127,8 @@ def _check_tar(task: _ConversionTask) -> Iterator[StoredCrop]:
             yield crop
         if writer.finish().sha256 != task.source.sha256:
             raise DatasetError(
-                f"{task.dataset}: {task.source.file} contains something that {SAMPLES_FILE} does not, which would be lost; "
-                f"check it with `ecg-data verify {task.dataset}`"
+                f"{display(task.dataset)}: {task.source.file} contains something that {SAMPLES_FILE} does not, which would be "
+                f"lost; check it with `ecg-data verify {display(task.dataset)}`"
             )
 
 

@@ -80,7 +80,7 @@ class LabelTable:
                     is_matched[rows[rows >= 0]] = True
                     if self.keyed_by == "recording":
                         self._check_sources(rows, samples, source_of)
-        where = ", ".join(str(dataset.path) for dataset in datasets)
+        where = ", ".join(dataset.location for dataset in datasets)
         unmatched = self.keys.filter(pa.array(~is_matched))
         shown = ", ".join(unmatched[:3].to_pylist()) + (", …" if len(unmatched) > 3 else "")
         if not is_matched.any():

@@ -13,6 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from data_tools.files import hash_file
+from data_tools.remote.dataset_files import find_remote, local_shard, open_location
+from data_tools.remote.locations import display
+from data_tools.remote.options import CacheOptions
 from data_tools.shards.manifest import (
     REJECTED_FILE,
     SAMPLES_FILE,
@@ -32,7 +35,7 @@ class Dataset:
     """A dataset folder, all of whose files exist and have the right sizes.
 
     Attributes:
-        path: the folder.
+        path: the folder; of a dataset in object storage that of its small files in the cache.
         manifest: the contents of manifest.json.
     """
 
@@ -40,25 +43,39 @@ class Dataset:
     manifest: Manifest
 
     @classmethod
-    def open(cls, path: str | Path) -> "Dataset":
+    def open(cls, path: str | Path, cache: CacheOptions | None = None) -> "Dataset":
         """Opens a dataset after checking names and sizes; :meth:`verify_shards` checks the contents too.
+
+        Args:
+            path: its folder or URL.
+            cache: where shards from a URL are kept; None: as the environment says.
 
         Raises:
             DatasetError: not a dataset, a newer format version, or a file that is missing, has the wrong size or is listed
                 twice.
         """
-        folder = Path(path)
+        folder = open_location(path, cache)
         manifest = read_manifest(folder)
         problems = find_listing_problems(folder, manifest)
         if problems:
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
-            raise DatasetError(f"{folder}: {problems[0]}{more}; run `ecg-data verify {folder}`")
+            raise DatasetError(f"{display(folder)}: {problems[0]}{more}; run `ecg-data verify {display(folder)}`")
         return cls(folder, manifest)
 
     @property
     def fingerprint(self) -> str:
         """Identifies the content and its order; equal for equal builds in any place."""
         return self.manifest.fingerprint
+
+    @property
+    def location(self) -> str:
+        """The folder or URL, for messages."""
+        return display(self.path)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the shards are in object storage; each part of them is checked when it is fetched."""
+        return find_remote(self.path) is not None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -165,13 +182,15 @@ class Dataset:
         Returns:
             The problems, a line each; empty if there are none.
         """
-        chosen = self.manifest.shards if shards is None else shards
-        problems = (check_file(self.path, shard.file, shard, content=True) for shard in chosen)
+        problems = []
+        for shard in self.manifest.shards if shards is None else shards:
+            with local_shard(self.path, self.manifest, shard) as folder:
+                problems.append(check_file(folder, shard.file, shard, content=True))
         return [problem for problem in problems if problem is not None]
 
     def _check_split(self, split: str) -> None:
         if split not in self.manifest.counts:
-            raise DatasetError(f"{self.path}: no split '{split}'; available: {', '.join(self.splits)}")
+            raise DatasetError(f"{self.location}: no split '{split}'; available: {', '.join(self.splits)}")
 
     def _find_key(self, key: str) -> int:
         """Returns the row number of a crop in samples.parquet."""
@@ -182,7 +201,7 @@ class Dataset:
                 return start + place
             example = example or f", such as {table['key'][0]}"
             start += len(table)
-        raise DatasetError(f"{self.path}: no crop '{key}'; {SAMPLES_FILE} lists the keys{example}")
+        raise DatasetError(f"{self.location}: no crop '{key}'; {SAMPLES_FILE} lists the keys{example}")
 
 
 def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
@@ -215,10 +234,13 @@ def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str
     """Returns the problem with a file: it is missing, or its size or (with ``content``) its SHA-256 differs."""
     path = folder / name
     try:
-        size = path.stat().st_size
+        remote = None if path.exists() else find_remote(folder)
+        size = path.stat().st_size if remote is None else remote.size(name)
+        if size is None:  # the server does not tell; it is checked when it is fetched
+            return None
         if size != info.size:
             return f"{name}: has {size} bytes, expected {info.size}"
-        if content and hash_file(path) != info.sha256:
+        if content and remote is None and hash_file(path) != info.sha256:
             return f"{name}: content changed (SHA-256 differs from the manifest)"
     except FileNotFoundError:
         return f"{name}: missing"

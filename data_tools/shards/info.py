@@ -44,7 +44,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
         Lines.
     """
     manifest = dataset.manifest
-    yield f"{dataset.path}: format version {manifest.format_version}, {manifest.encoding}"
+    yield f"{dataset.location}: format version {manifest.format_version}, {manifest.encoding}"
     yield f"fingerprint {dataset.fingerprint}, of the content in any format {dataset.content_fingerprint()}"
     yield f"built from {manifest.build.source} by ecg-engine {manifest.build.tool_version}"
     size = sum(shard.size for shard in manifest.shards)

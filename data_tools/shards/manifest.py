@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE, SEGMENT_SAMPLES
+from data_tools.remote.locations import display
 from data_tools.validation import describe_validation_error, one_line
 
 FORMAT: Final = "ecg-engine-dataset"
@@ -166,11 +167,11 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         DatasetError: the file is missing, has a newer format version, or is invalid.
     """
-    path = folder / MANIFEST_FILE
+    path = f"{display(folder)}/{MANIFEST_FILE}"
     if not folder.is_dir():
         raise DatasetError(f"{folder}: no such folder; build a dataset with `ecg-data build`")
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads((folder / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
         raise DatasetError(f"{folder}: not a dataset ({MANIFEST_FILE} is missing); finish its build first") from None
     except (OSError, ValueError, RecursionError) as error:

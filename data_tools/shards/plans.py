@@ -72,7 +72,7 @@ def read_plan(dataset: Dataset, name: str) -> PlanRows:
         roles[fold], roles[(fold + 1) % num_folds], roles[-1] = 2, 1, -1
         codes = roles[codes]
     segments = np.concatenate([part[segment].to_numpy() for part in parts]) if len(columns) > 1 else None
-    return PlanRows(f"{dataset.path}: plan '{name}'", plan_splits(dataset, name), codes, segments)
+    return PlanRows(f"{dataset.location}: plan '{name}'", plan_splits(dataset, name), codes, segments)
 
 
 def plan_splits(dataset: Dataset, name: str) -> tuple[str, ...]:
@@ -92,9 +92,9 @@ def _find_plan(dataset: Dataset, name: str) -> tuple[str, int | None, PlanInfo]:
     column, fold = (match["plan"], int(match["fold"])) if match else (name, None)
     if column not in plans:
         known = f"available: {', '.join(plans)}" if plans else "make it with `ecg-data split`"
-        raise DatasetError(f"{dataset.path}: no plan '{column}'; {known}")
+        raise DatasetError(f"{dataset.location}: no plan '{column}'; {known}")
     if fold is not None and f"fold-{fold}" not in plans[column].counts:
-        raise DatasetError(f"{dataset.path}: plan '{column}' has no fold {fold}; it has {', '.join(plans[column].counts)}")
+        raise DatasetError(f"{dataset.location}: plan '{column}' has no fold {fold}; it has {', '.join(plans[column].counts)}")
     return column, fold, plans[column]
 
 

@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
+from data_tools.remote.dataset_files import RemoteDataset, find_remote
+from data_tools.remote.locations import display
+from data_tools.remote.pieces import Piece
 from data_tools.shards.manifest import SAMPLES_FILE, DatasetError, FileInfo, ShardInfo
 from data_tools.signal_ops import hash_signal
 
@@ -63,14 +66,14 @@ class ShardError(DatasetError):
 
     def __init__(self, dataset: Path, file: str, problem: str) -> None:
         self.problem = f"{file} {problem}"
-        super().__init__(f"{dataset}: {self.problem}; check it with `ecg-data verify {dataset}`")
+        super().__init__(f"{display(dataset)}: {self.problem}; check it with `ecg-data verify {display(dataset)}`")
 
 
 class OpenShard:
     """An open shard; its file is closed when the last thread that reads from it lets go of it.
 
     Args:
-        dataset: folder of the dataset.
+        dataset: folder of the dataset; if that is in the cache, the shard is read from object storage.
         shard: the shard.
 
     Raises:
@@ -80,6 +83,10 @@ class OpenShard:
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
         self._dataset = dataset
         self._file = shard.file
+        remote = find_remote(dataset)
+        self._remote = None if remote is None else remote.open_shard(shard)
+        if self._remote is not None:
+            return
         try:
             self._descriptor = os.open(dataset / shard.file, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -90,7 +97,12 @@ class OpenShard:
 
         Raises:
             ShardError: the file ends before, or cannot be read.
+            StorageError: object storage cannot be read.
         """
+        if self._remote is not None:
+            if (num_bytes := self._remote.read(memory, offset)) < len(memory):
+                raise self.error(f"is truncated at byte {offset + num_bytes}")
+            return
         try:
             num_bytes = os.preadv(self._descriptor, [memory], offset)
             # A signal or a network file system may cut a read short; the end of the file reads as nothing.
@@ -101,6 +113,23 @@ class OpenShard:
                 num_bytes += more
         except OSError as error:
             raise self.error(f"cannot be read at byte {offset} ({error.strerror})") from None
+
+    def crop_range(self, offset: int) -> tuple[int, int]:
+        """Returns where the file contains a crop: first byte and number of bytes.
+
+        Args:
+            offset: of the crop, as in samples.parquet.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def pieces_to_open(cls, dataset: Path, remote: RemoteDataset, shard: ShardInfo) -> list[Piece]:  # noqa: ARG003
+        """Returns the pieces of a shard that are read when it is opened."""
+        return []
+
+    def find_pieces(self, offset: int) -> list[Piece]:
+        """Returns the pieces of a shard in object storage that contain a crop; none for a file."""
+        return [] if self._remote is None else self._remote.find_pieces(*self.crop_range(offset))
 
     def error(self, problem: str) -> ShardError:
         """Returns an error that names the shard."""
@@ -125,11 +154,13 @@ class ShardStore(ABC):
     """
 
     folder: ClassVar[str]
-    shard_class: ClassVar[type[OpenShard]] = OpenShard
+    shard_class: ClassVar[type[OpenShard]]
     compressions: ClassVar[tuple[str, ...]]
 
     def __init__(self, dataset: Path, shards: Sequence[ShardInfo]) -> None:
         self._dataset = dataset
+        self._shards = shards
+        self._remote = find_remote(dataset)
         self._numbers = {shard.name: number for number, shard in enumerate(shards)}
         # Without a reference to the store, so that dropping it closes the files.
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(
@@ -147,7 +178,7 @@ class ShardStore(ABC):
         unknown = [name for name in known if name not in self._numbers]
         if unknown:
             raise DatasetError(
-                f"{self._dataset}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest"
+                f"{display(self._dataset)}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest"
             )
         places = np.empty(len(rows), PLACE_DTYPE)
         places["shard"] = np.array([self._numbers[name] for name in known], np.int32)[names.indices.to_numpy()]
@@ -186,8 +217,8 @@ class ShardStore(ABC):
         ):
             if hash_signal(signal).hex() != expected:
                 raise DatasetError(
-                    f"{self._dataset}: {self.folder}/{shard}: crop {key} is not the one that {SAMPLES_FILE} describes; "
-                    f"run `ecg-data verify {self._dataset}`"
+                    f"{display(self._dataset)}: {self.folder}/{shard}: crop {key} is not the one that {SAMPLES_FILE} "
+                    f"describes; run `ecg-data verify {display(self._dataset)}`"
                 )
         return signals
 
@@ -235,11 +266,46 @@ class ShardStore(ABC):
             The problems, a line each.
         """
 
+    @property
+    def max_prefetched(self) -> int:
+        """Number of crops that :meth:`prefetch` may be ahead of :meth:`read`; 0 if the shards are on this machine.
+
+        With it, half of the cache is ahead even if only every other byte fetched is read.
+        """
+        if self._remote is None:
+            return 0
+        num_bytes, num_crops = sum(shard.size for shard in self._shards), sum(shard.count for shard in self._shards)
+        return self._remote.max_bytes * num_crops // (4 * max(1, num_bytes))
+
+    def prefetch(self, places: NDArray[np.void]) -> None:
+        """Begins to fetch from object storage what contains some crops, in their order; does not wait for it.
+
+        Args:
+            places: [n] of PLACE_DTYPE.
+
+        Raises:
+            DatasetError: a shard cannot be opened.
+        """
+        if self._remote is None:
+            return
+        numbers = dict.fromkeys(places["shard"].tolist())
+        # All at once, because opening them one by one would take a request each.
+        self._remote.prefetch(
+            piece
+            for number in numbers
+            for piece in self.shard_class.pieces_to_open(self._dataset, self._remote, self._shards[number])
+        )
+        pieces: dict[Piece, None] = {}
+        for shard, offset in zip(places["shard"].tolist(), places["offset"].tolist(), strict=True):
+            pieces.update(dict.fromkeys(self._open(shard).find_pieces(offset)))
+        self._remote.prefetch(pieces)
+
     def _in_file_order(self, places: NDArray[np.void]) -> Iterator[tuple[int, OpenShard, int]]:
         """Yields the index of each place, its open shard, and its offset, in the order of the files.
 
         That order is for disks whose head has to move.
         """
+        self.prefetch(places)
         shards, offsets = places["shard"], places["offset"]
         for i in np.lexsort((offsets, shards)).tolist():
             yield i, self._open(int(shards[i])), int(offsets[i])

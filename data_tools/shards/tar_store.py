@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 from data_tools.files import atomic_write
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.manifest import SAMPLES_FILE, FileInfo, IndexInfo, ShardInfo
-from data_tools.shards.store import ALL_LEADS, ShardOptions, ShardStore, StoredCrop, WrittenShard
+from data_tools.shards.store import ALL_LEADS, OpenShard, ShardOptions, ShardStore, StoredCrop, WrittenShard
 from data_tools.shards.tables import PLACE_COLUMNS, iterate_rows
 from data_tools.shards.tar import (
     INDEX_SUFFIX,
+    NPY_BYTES,
     NPY_HEADER_BYTES,
     ShardWriter,
     TarMember,
@@ -36,10 +37,19 @@ from data_tools.validation import one_line
 _LEAD_BYTES = CROP_SAMPLES * 2
 
 
+class OpenTarShard(OpenShard):
+    """An open tar shard."""
+
+    def crop_range(self, offset: int) -> tuple[int, int]:
+        """Returns the place of the crop's ``.npy`` member; see :meth:`OpenShard.crop_range`."""
+        return offset, NPY_BYTES
+
+
 class TarStore(ShardStore):
     """Stores crops in webdataset's tar shards; offset is that of the ``.npy`` member's data in bytes."""
 
     folder = "shards"
+    shard_class = OpenTarShard
     compressions = ()
 
     def read(self, places: NDArray[np.void], out: NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:

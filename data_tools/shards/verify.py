@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from data_tools.remote.bucket import StorageError
+from data_tools.remote.dataset_files import find_remote, local_shard, open_location
 from data_tools.shards.dataset import check_file, find_listing_problems
 from data_tools.shards.manifest import (
     REJECTED_FILE,
@@ -26,13 +28,14 @@ _MAX_PROBLEMS_PER_SHARD = 5
 _SHARDS_PER_THREAD = 2  # one running, one waiting
 
 
-def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
-    """Verifies a dataset, reading all of it.
+def verify_dataset(path: str | Path, num_threads: int = 4) -> Iterator[str]:
+    """Verifies a dataset in a folder or at a URL, reading all of it.
 
     Yields:
         Problems as they are found, a line each.
     """
     try:
+        folder = open_location(path)
         manifest = read_manifest(folder)
     except DatasetError as error:
         yield str(error)
@@ -62,10 +65,12 @@ def verify_dataset(folder: Path, num_threads: int = 4) -> Iterator[str]:
 
 def _find_strays(folder: Path, manifest: Manifest) -> Iterator[str]:
     listed = {name for shard in manifest.shards for name in shard.files} | manifest.arrays.keys()
-    for path in sorted((folder / STORES[manifest.encoding].folder).rglob("*")):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in listed:
-            yield f"{name}: not listed in the manifest"
+    own_folder, remote = STORES[manifest.encoding].folder, find_remote(folder)
+    if remote is None:
+        names = [path.relative_to(folder).as_posix() for path in (folder / own_folder).rglob("*") if path.is_file()]
+    else:
+        names = [name for name in remote.list_sizes() or () if name.startswith(f"{own_folder}/")]
+    yield from (f"{name}: not listed in the manifest" for name in sorted(names) if name not in listed)
 
 
 def _check_arrays(folder: Path, manifest: Manifest) -> Iterator[str]:
@@ -128,7 +133,7 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
                     yield str(error)
                     rows = None
             if shard.file not in checked:  # a shard may be listed twice
-                running.append(pool.submit(_check_shard, folder, shard, store, own_rows))
+                running.append(pool.submit(_check_shard, folder, manifest, shard, store, own_rows))
                 checked.add(shard.file)
             if len(running) > _SHARDS_PER_THREAD * num_threads:
                 yield from running.popleft().result()
@@ -136,8 +141,18 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
             yield from future.result()
 
 
-def _check_shard(folder: Path, shard: ShardInfo, store: type[ShardStore], rows: pa.Table | None) -> list[str]:
+def _check_shard(
+    dataset: Path, manifest: Manifest, shard: ShardInfo, store: type[ShardStore], rows: pa.Table | None
+) -> list[str]:
     """Checks a shard and its index, whose sizes were compared before."""
+    try:
+        with local_shard(dataset, manifest, shard) as folder:
+            return _check_local_shard(folder, shard, store, rows)
+    except StorageError as error:
+        return [str(error)]
+
+
+def _check_local_shard(folder: Path, shard: ShardInfo, store: type[ShardStore], rows: pa.Table | None) -> list[str]:
     problems = []
     for name, info in shard.files.items():
         if check_file(folder, name, info, content=False) is None:

@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
+from data_tools.remote.dataset_files import RemoteDataset
+from data_tools.remote.pieces import Piece
 from data_tools.shards.manifest import FORMAT, FORMAT_VERSION, SAMPLES_FILE, FileInfo, ShardInfo
 from data_tools.shards.store import ALL_LEADS, OpenShard, ShardError, ShardOptions, ShardStore, StoredCrop, WrittenShard
 from data_tools.shards.tables import iterate_rows
@@ -84,7 +86,7 @@ class OpenZarrShard(OpenShard):
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
         super().__init__(dataset, shard)
         capacity, self._compression = _read_metadata(dataset, shard.split)
-        size = 16 * capacity + _CRC_BYTES
+        size = _index_bytes(capacity)
         if shard.size < size:
             raise self.error("has no index")
         index = bytearray(size)
@@ -93,6 +95,17 @@ class OpenZarrShard(OpenShard):
         if numbers is None:
             raise self.error("has a damaged index")
         self._index = np.frombuffer(numbers, "<u8").reshape(capacity, 2).tolist()
+
+    @classmethod
+    def pieces_to_open(cls, dataset: Path, remote: RemoteDataset, shard: ShardInfo) -> list[Piece]:
+        """Returns the pieces that contain the index; see :meth:`OpenShard.pieces_to_open`."""
+        size = _index_bytes(_read_metadata(dataset, shard.split)[0])
+        return remote.open_shard(shard).find_pieces(max(0, shard.size - size), size)
+
+    def crop_range(self, offset: int) -> tuple[int, int]:
+        """Returns the place of the crop's chunk; see :meth:`OpenShard.crop_range`."""
+        start, size = self._index[offset] if 0 <= offset < len(self._index) else (_NO_CHUNK, 0)
+        return (0, 0) if start == _NO_CHUNK else (start, size)
 
     @property
     def num_crops(self) -> int:
@@ -212,6 +225,10 @@ def _check_crop(crop: NDArray[np.int16], number: int, row: dict[str, Any] | None
         return "the signal has changed since it was written"
     num_valid = row["num_valid_samples"]
     return f"the signal is not zero after its {num_valid} valid samples" if crop[:, num_valid:].any() else None
+
+
+def _index_bytes(capacity: int) -> int:
+    return 16 * capacity + _CRC_BYTES
 
 
 def _add_crc(data: bytes) -> bytes:

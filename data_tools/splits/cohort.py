@@ -137,6 +137,6 @@ def _check_matches(database: duckdb.DuckDBPyConnection, dataset: Dataset, known:
     if not num_matched:
         shown = ", ".join(known["ecg_id"][:3].to_pylist())
         raise PlanError(
-            f"none of the {len(known)} values of 'ecg_id' names a recording in {dataset.path}: {shown}, …; expected recordings "
-            f"such as HR00001 or 00001_hr"
+            f"none of the {len(known)} values of 'ecg_id' names a recording in {dataset.location}: {shown}, …; expected "
+            f"recordings such as HR00001 or 00001_hr"
         )

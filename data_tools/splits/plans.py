@@ -309,6 +309,6 @@ def _draw_pairs(database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int
     if not num_rows:
         sources = " or ".join(IDENTIFICATION_SOURCES)
         raise PlanError(
-            f"{dataset.path}: no patient of {sources} has two sessions, as the test of identification needs; if the "
+            f"{dataset.location}: no patient of {sources} has two sessions, as the test of identification needs; if the "
             "recordings do not name their patients, set --patients ptbxl_database.csv"
         )

@@ -8,6 +8,7 @@ import duckdb
 import pyarrow as pa
 
 from data_tools.files import hash_file, sync
+from data_tools.remote.dataset_files import find_remote
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import PlanInfo, PlansInfo, SplitCounts, write_manifest
@@ -26,11 +27,11 @@ _COUNT = """
 """
 
 
-def split_dataset(folder: Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
+def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
     """Makes a plan and adds it to a dataset, in place of plans of the same names; the shards do not change.
 
     Args:
-        folder: the dataset.
+        folder: folder or URL of the dataset.
         plan: what to make.
         seed: of the random choices.
         patients: ptbxl_database.csv, whose patients replace those of PTB-XL's recordings; later plans keep to them.
@@ -133,7 +134,9 @@ def _publish(dataset: Dataset, table: Path, plans: dict[str, PlanInfo]) -> Datas
     sync(dataset.path)
     manifest = dataset.manifest.model_copy(update={"splits": info})
     write_manifest(dataset.path, manifest)
-    for path in dataset.path.glob("splits-*.parquet"):
-        if path.name != info.file:
-            path.unlink()
+    old = [path for path in dataset.path.glob("splits-*.parquet") if path.name != info.file]
+    if (remote := find_remote(dataset.path)) is not None:
+        remote.replace_plans(dataset.path / info.file, [path.name for path in old])
+    for path in old:
+        path.unlink()
     return Dataset(dataset.path, manifest)

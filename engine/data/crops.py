@@ -42,7 +42,7 @@ class CropStore:
             ``None``: all.
 
     Attributes:
-        path: folder of the dataset.
+        location: folder or URL of the dataset, for messages.
         split: as given.
         fingerprint: of the dataset and of what was chosen from it.
         origin: where the samples come from: ``dataset``, its fingerprint, ``plan`` and ``split``, as given, and ``crops``, the
@@ -70,7 +70,7 @@ class CropStore:
         unit: SampleUnit = "crop",
         chosen: npt.NDArray[np.bool_] | None = None,
     ) -> None:
-        self.path = dataset.path
+        self.location = dataset.location
         self.split = split if plan is None else f"{plan}: {split}"
         self.fingerprint = dataset.fingerprint
         stored = (split,) if plan is None else dataset.splits
@@ -109,7 +109,7 @@ class CropStore:
         if not self.num_samples:
             what = ("10-s crop" if unit == "crop" else "5-s segment") + (" with a label" if needs_label else "")
             raise DatasetError(
-                f"{dataset.path}: split '{self.split}' contains no complete {what}: build the dataset from more or longer "
+                f"{dataset.location}: split '{self.split}' contains no complete {what}: build the dataset from more or longer "
                 "recordings"
             )
         self._places = np.concatenate(places)[self.crop]
@@ -143,6 +143,19 @@ class CropStore:
             DatasetError: naming the shard, if it has gone, ends before the crop does, or is damaged where its format can tell.
         """
         self._shards.read(self._places[rows], out, leads)
+
+    @property
+    def max_prefetched(self) -> int:
+        """Number of samples that :meth:`prefetch` may be ahead of :meth:`read`; 0 if the shards are on this machine."""
+        return self._shards.max_prefetched
+
+    def prefetch(self, rows: npt.NDArray[np.int64]) -> None:
+        """Begins to fetch crops from object storage; does not wait for them.
+
+        Args:
+            rows: int64 [n], in the order in which they will be read.
+        """
+        self._shards.prefetch(self._places[rows])
 
 
 def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:

@@ -141,7 +141,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
             if state.get(key) != own:
                 raise LoaderStateError(
                     f"cannot resume: the checkpoint's loader has {key}={state.get(key)}, but this run has {key}={own} "
-                    f"({self._setup.store.path}): use the same dataset and seed, or start a new run"
+                    f"({self._setup.store.location}): use the same dataset and seed, or start a new run"
                 )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:

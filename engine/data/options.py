@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_serializer
 
 from data_tools.augmentations import AugmentationOptions
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
+from data_tools.remote.locations import parse_location
 from engine.options import Options, UserError
 
 
@@ -15,7 +16,12 @@ class DataOptions(Options):
     """Which crops are read, and how they are loaded."""
 
     path: Path | None = None
-    """Dataset folder; must be set when a run starts."""
+    """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); must be set when a run starts."""
+    cache: Path | None = None
+    """Folder in which parts of datasets in object storage are kept, shared by the ranks of a machine; null: $ECG_CACHE, or
+    ~/.cache/ecg-engine."""
+    cache_gb: Annotated[float, Field(gt=0)] | None = None
+    """Limit of that folder in GB; null: $ECG_CACHE_GB, or 50."""
     loader: Literal["auto", "dali", "torch"] = "auto"
     """Loader; auto: DALI on a GPU, where it is installed, and torch on a CPU, where it is faster."""
     plan: str | None = None
@@ -38,6 +44,10 @@ class DataOptions(Options):
     before the first step."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
+
+    @field_serializer("path")
+    def _write_location(self, path: Path | None) -> str | None:
+        return None if path is None else str(parse_location(str(path)))
 
     @property
     def training_split(self) -> str:

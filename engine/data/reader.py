@@ -11,6 +11,7 @@ from data_tools.recording import CROP_SAMPLES
 from engine.data.buffers import BufferPool
 from engine.data.crops import CropStore
 from engine.data.order import SampleOrder
+from engine.data.read_ahead import ReadAhead
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ class RawReader:
         self._order = order
         self._batch_size = batch_size
         self._leads = leads
+        self._ahead = ReadAhead(store, order)
         self._buffers = BufferPool((batch_size, len(leads), CROP_SAMPLES), torch.int16, pinned=pinned)
 
     def __call__(self, start: int) -> RawBatch:
@@ -56,6 +58,7 @@ class RawReader:
         Raises:
             DatasetError: naming the shard that could not be read.
         """
+        self._ahead.advance(start)
         rows = self._order.indices(start, self._batch_size)
         signals = self._buffers.take()
         self._store.read(rows, signals, self._leads)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from data_tools.build.crops import SkipReasons, crop_key, usable_crops
 from data_tools.build.listing import Listing
 from data_tools.files import printable
+from data_tools.remote.locations import url_of
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import MANIFEST_FILE, DatasetError
 from data_tools.shards.plans import plan_splits, read_plan
@@ -80,7 +81,7 @@ class Input:
 
 
 def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -> Input:
-    """Opens a dataset's folder (it has a manifest) or a folder of WFDB recordings at any depth.
+    """Opens a dataset's folder (it has a manifest) or URL, or a folder of WFDB recordings at any depth.
 
     Args:
         path: the folder.
@@ -93,6 +94,8 @@ def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -
         DatasetError: the dataset cannot be used or lacks the plan or split.
         ValueError: the folder contains no recordings.
     """
+    if url_of(path) is not None:
+        return _open_dataset(path, split, plan)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder: name a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
@@ -107,13 +110,13 @@ def _open_dataset(path: Path, split: str | None, plan: str | None) -> Input:
     dataset = Dataset.open(path)
     names = dataset.splits if plan is None else plan_splits(dataset, plan)
     if split is not None and split not in names:
-        raise DatasetError(f"{path}: unknown split '{split}'; known: {', '.join(names)}")
+        raise DatasetError(f"{dataset.location}: unknown split '{split}'; known: {', '.join(names)}")
     chosen = names if split is None else (split,)
     is_chosen = None if plan is None else read_plan(dataset, plan).is_in(*chosen)
     stored = chosen if is_chosen is None else dataset.splits
     total = sum(dataset.manifest.counts[name].crops for name in stored) if is_chosen is None else int(is_chosen.sum())
     if not total:
-        raise DatasetError(f"{path}: no crops in split {', '.join(chosen)}")
+        raise DatasetError(f"{dataset.location}: no crops in split {', '.join(chosen)}")
 
     def tables() -> Iterator[pa.Table]:
         for name in stored:

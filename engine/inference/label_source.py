@@ -67,7 +67,7 @@ def check_labels(labeler: Labeler, dataset: Dataset) -> list[str]:
         return []
     num_unmatched = labeler.check_keys([dataset], allow_unmatched=True)
     what = f"{num_unmatched} of {len(labeler.keys)} values of '{labeler.keyed_by}'"
-    return [f"{labeler.path}: {what} are not in {dataset.path}"] if num_unmatched else []
+    return [f"{labeler.path}: {what} are not in {dataset.location}"] if num_unmatched else []
 
 
 def align_outputs(config: ModelConfig, labels: LabelDefinition) -> NDArray[np.int64]:

@@ -105,13 +105,13 @@ class IdentificationTask(FinetuningTask):
         stores = {"train": open_train_segments(config, dataset, names["train"])}
         if len(np.unique(stores["train"].patient)) < 2:
             raise UserError(
-                f"{dataset.path}: identification needs two or more patients; split '{names['train']}' with "
+                f"{dataset.location}: identification needs two or more patients; split '{names['train']}' with "
                 f"label_fraction={config.label_fraction:g} has one"
             )
         if "valid" in names:
             store = CropStore(dataset, names["valid"], plan=config.data.plan, unit="segment")
             pairs = find_pairs(store.patient, store.recording)
-            where = f"{dataset.path}: split '{names['valid']}'"
+            where = f"{dataset.location}: split '{names['valid']}'"
             if len(pairs.probe) < 2:
                 raise UserError(f"{where}: fewer than two patients have two 5-s segments; choose another data.valid_split")
             if not pairs.are_sessions and rank() == 0:

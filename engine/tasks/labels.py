@@ -137,7 +137,7 @@ class LabelTask(FinetuningTask):
             for name, split in cls.split_names(config, dataset).items():
                 labels = label_split(dataset, split if plan is None else None, labeler)
                 if not labels.is_labeled.any():
-                    raise UserError(f"{dataset.path}: no crop of split '{split}' has a label of {labels.definition.name}")
+                    raise UserError(f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}")
                 if name == "train":
                     store = open_train_segments(config, dataset, split, labels.is_labeled)
                 else:

@@ -70,8 +70,8 @@ class PretrainingTask(Task):
                     "set data.plan=pretrain" if "pretrain" in plans else f"choose a plan with data.plan: {', '.join(plans)}"
                 )
                 raise UserError(
-                    f"{dataset.path}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out from "
-                    f"pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
+                    f"{dataset.location}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out "
+                    f"from pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
                 )
         return splits
 

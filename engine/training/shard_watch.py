@@ -38,8 +38,9 @@ class ShardWatch:
         """
         if self._problem is not None:
             raise RankError(
-                f"rank {self._rank}: {self._dataset.path}: {self._problem}: the dataset has changed since the run started, and "
-                f"checkpoints of the last epoch may have learned from it; check it with `ecg-data verify {self._dataset.path}`"
+                f"rank {self._rank}: {self._dataset.location}: {self._problem}: the dataset has changed since the run "
+                "started, and checkpoints of the last epoch may have learned from it; check it with "
+                f"`ecg-data verify {self._dataset.location}`"
             )
         # If training is faster than hashing, a pass takes longer than an epoch.
         num_due = min(self._num_due + epochs * len(self._shards), self._num_hashed + len(self._shards))

@@ -1,0 +1,59 @@
+"""Requests with time limits, the user's credentials, and a name that servers can ask about."""
+
+import os
+import threading
+from importlib.metadata import version
+from urllib.parse import urlsplit
+
+import requests
+
+CONNECT_SECONDS = 15
+READ_SECONDS = 60
+_CREDENTIALS = {"physionet.org": ("PHYSIONET_USERNAME", "PHYSIONET_PASSWORD")}
+
+
+class DownloadError(ValueError):
+    """A corpus cannot be downloaded; the message is one line that says why and what to do."""
+
+
+class Client:
+    """Sends requests; each thread keeps a connection of its own.
+
+    Credentials are those of the environment (for PhysioNet) or of ``~/.netrc``, each for its host only: ``requests`` does not
+    pass them on when it is redirected to another one.
+
+    Args:
+        read_seconds: for how long a server may send nothing.
+    """
+
+    def __init__(self, read_seconds: float = READ_SECONDS) -> None:
+        self._read_seconds = read_seconds
+        self._local = threading.local()
+
+    def get(self, url: str, start: int = 0) -> requests.Response:
+        """Begins to read a file at a byte; the caller checks the status and closes the response.
+
+        Raises:
+            requests.RequestException: the server does not answer.
+        """
+        headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
+        return self._session().get(
+            url, headers=headers, auth=_credentials(url), stream=True, timeout=(CONNECT_SECONDS, self._read_seconds)
+        )
+
+    def _session(self) -> requests.Session:
+        if not hasattr(self._local, "session"):
+            self._local.session = requests.Session()
+            self._local.session.headers["User-Agent"] = f"ecg-engine/{version('ecg-engine')}"
+        session: requests.Session = self._local.session
+        return session
+
+
+def _credentials(url: str) -> tuple[str, str] | None:
+    """Returns name and password for a host from the environment; without them, ``requests`` looks into ~/.netrc."""
+    parts = urlsplit(url)
+    variables = _CREDENTIALS.get(parts.hostname or "")
+    if variables is None or parts.scheme != "https":
+        return None
+    name, password = (os.environ.get(variable) for variable in variables)
+    return (name, password) if name and password else None

@@ -1,0 +1,105 @@
+"""Fetches pieces in threads: first those that somebody waits for, then those that will be needed."""
+
+import atexit
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+
+from data_tools.remote.pieces import Piece
+
+_SECONDS_TO_STOP = 10
+
+
+class FetchQueue:
+    """Fetches pieces with several connections, each piece once at a time.
+
+    Args:
+        fetch: fetches a piece and returns a file descriptor of it.
+        close: closes one that nobody waits for.
+        num_threads: number of connections.
+    """
+
+    def __init__(self, fetch: Callable[[Piece], int], close: Callable[[int], None], num_threads: int) -> None:
+        self._fetch, self._close, self._num_threads = fetch, close, num_threads
+        self._condition = threading.Condition()
+        self._urgent: deque[tuple[Piece, Future[int]]] = deque()
+        self._ahead: dict[str, Piece] = {}
+        self._running: set[str] = set()
+        self._threads: list[threading.Thread] = []
+        self._stopped = False
+
+    def get(self, piece: Piece) -> int:
+        """Fetches a piece before all others, and waits for it.
+
+        Returns:
+            A file descriptor, which the caller closes.
+
+        Raises:
+            StorageError: it cannot be fetched.
+        """
+        future: Future[int] = Future()
+        with self._condition:
+            self._start()
+            self._ahead.pop(piece.key, None)
+            self._urgent.append((piece, future))
+            self._condition.notify()
+        return future.result()
+
+    def prefetch(self, pieces: Iterable[Piece]) -> None:
+        """Fetches pieces, in this order, when nobody waits for others; does not wait for them."""
+        with self._condition:
+            self._start()
+            for piece in pieces:
+                if piece.key not in self._running and piece.key not in self._ahead:
+                    self._ahead[piece.key] = piece
+                    self._condition.notify()
+
+    def _start(self) -> None:
+        if self._threads:
+            return
+        # At exit they must not be in foreign code when the interpreter ends; and nobody needs what they would still fetch.
+        atexit.register(_stop, weakref.ref(self))
+        for number in range(self._num_threads):
+            thread = threading.Thread(target=self._run, name=f"fetch-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Ends the threads after the pieces that they are fetching."""
+        with self._condition:
+            self._stopped = True
+            self._condition.notify_all()
+        for thread in self._threads:
+            thread.join(_SECONDS_TO_STOP)
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._urgent or self._ahead or self._stopped):
+                    self._condition.wait()
+                if self._stopped:
+                    return
+                if self._urgent:
+                    piece, future = self._urgent.popleft()
+                else:
+                    piece, future = self._ahead.pop(next(iter(self._ahead))), Future()
+                    future.add_done_callback(self._close_unused)
+                self._running.add(piece.key)
+            try:
+                future.set_result(self._fetch(piece))
+            except BaseException as error:  # noqa: BLE001 -- raised where it is waited for; a prefetch is tried again there
+                future.set_exception(error)
+            with self._condition:
+                self._running.discard(piece.key)
+
+    def _close_unused(self, future: "Future[int]") -> None:
+        if future.exception() is None:
+            self._close(future.result())
+
+
+def _stop(queue: "weakref.ref[FetchQueue]") -> None:
+    found = queue()
+    if found is not None:
+        found.stop()

@@ -1,0 +1,62 @@
+"""Where datasets are: in a folder of this machine, or at a URL."""
+
+import json
+import re
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+
+ORIGIN_FILE = ".origin.json"
+_URL = re.compile(r"(?P<scheme>s3a?|gs|az|abfss?|https?|memory|file):/+(?P<rest>.*)", re.DOTALL)
+
+
+def url_of(path: str | Path) -> str | None:
+    """Returns the URL that a location of a dataset is, without a slash at its end; None for a folder of this machine.
+
+    ``pathlib`` makes one slash of the two after the scheme, so a Path is understood as well.
+
+    Raises:
+        ValueError: the URL contains a password.
+    """
+    match = _URL.fullmatch(str(path))
+    if match is None or match["scheme"] == "file":
+        return None
+    rest = match["rest"].rstrip("/")
+    if "@" in rest.partition("/")[0]:
+        host = rest.partition("/")[0].rpartition("@")[2]
+        raise ValueError(f"{match['scheme']}://{host}: write credentials into the environment, not into the URL")
+    return f"{match['scheme']}://{rest}"
+
+
+def folder_of(path: str | Path) -> Path:
+    """Returns the folder that a location on this machine means; ``file:///a/b`` is ``/a/b``."""
+    match = _URL.fullmatch(str(path))
+    return Path(path) if match is None or match["scheme"] != "file" else Path("/") / match["rest"]
+
+
+def parse_location(text: str) -> str | Path:
+    """Returns a location as it was given on a command line: a URL as text, otherwise a Path.
+
+    Raises:
+        ValueError: the URL contains a password.
+    """
+    return url_of(text) or folder_of(text)
+
+
+def display(folder: Path) -> str:
+    """Returns the location of a dataset for messages: its URL if the folder is its folder in the cache."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return str(json.loads((folder / ORIGIN_FILE).read_bytes())["url"])
+    return str(folder)
+
+
+def is_safe_name(name: str) -> bool:
+    """Whether a name from elsewhere, with slashes, is that of a file inside of whatever folder it is appended to."""
+    path = PurePosixPath(name)
+    return (
+        bool(path.parts)
+        and not path.is_absolute()
+        and ".." not in path.parts
+        and not name.endswith("/")
+        and name.isprintable()
+        and "\\" not in name
+    )

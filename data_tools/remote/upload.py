@@ -1,0 +1,84 @@
+"""Writes datasets to object storage: they are made on this machine first, then uploaded, the manifest last."""
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from tqdm import tqdm
+
+from data_tools.files import atomic_write, hash_file
+from data_tools.remote.bucket import Bucket, MissingObjectError
+from data_tools.remote.locations import folder_of, url_of
+from data_tools.remote.options import cache_options
+from data_tools.remote.pieces import PIECES_FILE, write_pieces
+from data_tools.shards.manifest import MANIFEST_FILE, DatasetError, FileInfo, read_manifest, write_manifest
+
+_NUM_CONNECTIONS = 4
+_MAX_MANIFEST_BYTES = 1 << 30
+_DONE_FILE = ".uploaded"
+
+
+@contextmanager
+def output_folder(location: str | Path, *identity: object) -> Iterator[Path]:
+    """Provides the folder to make a dataset in; at the end it is uploaded, if the location is a URL, and removed here.
+
+    After an error the folder stays, so that the same command resumes the work.
+
+    Args:
+        location: folder or URL of the new dataset.
+        identity: what decides its content, so that other work is not resumed.
+
+    Raises:
+        DatasetError: there is a dataset at the URL already, or it cannot be written.
+    """
+    url = url_of(location)
+    if url is None:
+        yield folder_of(location)
+        return
+    bucket = Bucket(url)
+    try:
+        bucket.read(MANIFEST_FILE, _MAX_MANIFEST_BYTES)
+    except MissingObjectError:
+        pass
+    else:
+        raise DatasetError(f"{url}: contains a dataset; choose another place, or remove this one")
+    folder = cache_options().folder / "uploads" / hashlib.sha256(repr((url, *identity)).encode()).hexdigest()[:16]
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    yield folder
+    _upload(folder, bucket)
+    shutil.rmtree(folder)
+
+
+def _upload(folder: Path, bucket: Bucket) -> None:
+    """Uploads a dataset; what was uploaded before an interruption is not repeated."""
+    manifest = read_manifest(folder)
+    if PIECES_FILE not in manifest.tables:
+        with atomic_write(folder / PIECES_FILE) as file:
+            write_pieces(file, folder, manifest.shards)
+        info = FileInfo(size=(folder / PIECES_FILE).stat().st_size, sha256=hash_file(folder / PIECES_FILE))
+        manifest = manifest.model_copy(update={"tables": manifest.tables | {PIECES_FILE: info}})
+        write_manifest(folder, manifest)
+    files: dict[str, FileInfo] = {name: info for shard in manifest.shards for name, info in shard.files.items()}
+    files |= manifest.arrays | manifest.tables | ({} if manifest.splits is None else {manifest.splits.file: manifest.splits})
+    done_file = folder / _DONE_FILE
+    done = set(done_file.read_text().splitlines()) if done_file.exists() else set()
+    todo = {name: info for name, info in files.items() if f"{info.sha256} {name}" not in done}
+    num_bytes = sum(info.size for info in files.values())
+    num_done = num_bytes - sum(info.size for info in todo.values())
+    with (
+        tqdm(total=num_bytes, initial=num_done, desc="uploading", unit="B", unit_scale=True, disable=None) as bar,
+        done_file.open("a") as journal,
+        ThreadPoolExecutor(_NUM_CONNECTIONS) as pool,
+    ):
+        try:
+            for name, _ in zip(todo, pool.map(lambda name: bucket.write(name, folder / name), todo), strict=True):
+                journal.write(f"{todo[name].sha256} {name}\n")
+                journal.flush()
+                bar.update(todo[name].size)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    bucket.write(MANIFEST_FILE, folder / MANIFEST_FILE)
