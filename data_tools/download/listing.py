@@ -19,7 +19,7 @@ _SUMS_FILE = "SHA256SUMS.txt"
 _RECORD_FILE = "record.json"
 _MAX_LIST_BYTES = 1 << 30
 _ATTEMPTS = 5
-_SUM = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *](?P<name>.+)")
+_SUM = re.compile(r"(?P<digest>[0-9a-f]{64}) [ *]?(?P<name>.+)")
 _CHUNK = 1 << 18
 
 
@@ -67,15 +67,7 @@ class PublishedList:
                     raise DownloadError(f"{self._url}: the list has the name {file.name!r}, which is not one of a file in it")
                 if not self._only or file.name.startswith(self._only):
                     yield file
-        except (
-            OSError,
-            KeyError,
-            TypeError,
-            AttributeError,
-            json.JSONDecodeError,
-            UnicodeDecodeError,
-            RecursionError,
-        ) as error:
+        except (OSError, LookupError, TypeError, AttributeError, json.JSONDecodeError, UnicodeError, RecursionError) as error:
             raise DownloadError(f"{self._url}: its list of files cannot be read ({one_line(error)})") from None
 
 

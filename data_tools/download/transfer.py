@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import requests
+import urllib3
 
 from data_tools.download.corpora import Corpus
 from data_tools.download.http import Client, DownloadError
@@ -99,7 +100,7 @@ class Transfer:
             start = part.stat().st_size if part.exists() else 0
             try:
                 first = self._request(file, part, start)
-            except (requests.RequestException, _BusyError) as error:
+            except (requests.RequestException, urllib3.exceptions.HTTPError, _BusyError) as error:
                 now = part.stat().st_size if part.exists() else 0
                 if now > start:
                     num_failures, wait = 0, self._first_wait
@@ -140,7 +141,8 @@ class Transfer:
         self, file: PublishedFile, response: requests.Response, write: Callable[[bytes], object], position: int
     ) -> None:
         limit = MAX_FILE_BYTES if file.size is None else file.size
-        for chunk in response.iter_content(_CHUNK):
+        # What has arrived at once: a whole chunk would be lost with the connection.
+        while chunk := response.raw.read1(_CHUNK):
             if self._stop.is_set():
                 raise StoppedError
             position += len(chunk)

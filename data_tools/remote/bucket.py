@@ -18,8 +18,10 @@ _REQUEST_SECONDS = 60
 _CONNECT_SECONDS = 10
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _RANGE_BYTES = 8 << 20
-# Clouds tell their own machines their credentials at this address; it is asked if there are no others.
-_METADATA_SERVICE = re.compile(r"169\.254\.169\.254|metadata\.google|AZURE|Account must be specified|InstanceCredentials")
+# Clouds tell their own machines their credentials at these addresses, which are asked if there are no others.
+_METADATA_SERVICE = re.compile(
+    r"169\.254\.169\.254|latest/(api/token|meta-data)|computeMetadata|metadata/identity|Account must be specified"
+)
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or for a public bucket AWS_SKIP_SIGNATURE=true",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or for a public bucket GOOGLE_SKIP_SIGNATURE=true",

@@ -1,0 +1,251 @@
+"""Datasets at URLs: everything that works on a folder works there."""
+
+import errno
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dataset_fixtures import write_dataset
+
+from data_tools import cli
+from data_tools.build.conversion import convert_dataset
+from data_tools.remote import dataset_files
+from data_tools.remote.bucket import Bucket, StorageError
+from data_tools.remote.dataset_files import open_location
+from data_tools.remote.options import cache_options
+from data_tools.remote.upload import output_folder
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import DatasetError, Encoding
+from data_tools.shards.verify import verify_dataset
+
+_numbers = itertools.count()
+
+
+@pytest.fixture(params=["tar", "zarr"])
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    encoding: Encoding = request.param
+    compression = "pcodec" if encoding == "zarr" else None
+    return write_dataset(tmp_path / "local", {"pretrain": 45, "valid": 10}, encoding=encoding, compression=compression)
+
+
+@pytest.fixture
+def url() -> str:
+    return f"memory://test-{next(_numbers)}"
+
+
+def upload(folder: Path, url: str) -> str:
+    dataset = Dataset.open(folder)
+    with output_folder(url) as out:
+        convert_dataset(folder, out, dataset.manifest.encoding, num_workers=1)
+    return url
+
+
+def cached_pieces(cache: Path) -> list[Path]:
+    return [path for path in (cache / "pieces").rglob("*") if path.is_file()]
+
+
+def test_it_reads_like_a_folder(local: Path, url: str) -> None:
+    dataset, remote = Dataset.open(local), Dataset.open(upload(local, url))
+    assert remote.location == url
+    assert remote.is_remote
+    assert not dataset.is_remote
+    assert remote.fingerprint == dataset.fingerprint
+    rows = dataset.samples("pretrain")
+    assert remote.samples("pretrain").equals(rows)
+    np.testing.assert_array_equal(remote.open_store().read_rows(rows), dataset.open_store().read_rows(rows))
+    assert list(verify_dataset(url)) == []
+    assert remote.verify_shards() == []
+
+
+def test_single_crops_fetch_single_pieces(local: Path, url: str, cache: Path) -> None:
+    remote = Dataset.open(upload(local, url))
+    signal, row = remote.read_crop("pretrain-000003")
+    np.testing.assert_array_equal(signal, Dataset.open(local).read_crop("pretrain-000003")[0])
+    assert row["split"] == "pretrain"
+    num_pieces = len(json.loads((remote.path / "pieces.json").read_bytes())["crc32c"][remote.manifest.shards[0].file]) // 8
+    assert 1 <= len(cached_pieces(cache)) < num_pieces
+
+
+def test_what_is_in_the_cache_is_not_fetched_again(local: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote = Dataset.open(upload(local, url))
+    rows = remote.samples("pretrain")
+    expected = remote.open_store().read_rows(rows)
+
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("fetched again")
+
+    monkeypatch.setattr(Bucket, "read_range", refuse)
+    np.testing.assert_array_equal(remote.open_store().read_rows(rows), expected)
+
+
+def test_prefetched_crops_are_read_without_a_request(local: Path, url: str, cache: Path) -> None:
+    store = Dataset.open(upload(local, url)).open_store()
+    rows = Dataset.open(local).samples("pretrain")
+    store.prefetch(store.locate(rows))
+    wait_for(lambda: len(cached_pieces(cache)) == num_pieces(url))
+    assert store.max_prefetched > 0
+    assert Dataset.open(local).open_store().max_prefetched == 0
+
+
+def num_pieces(url: str) -> int:
+    crcs = json.loads((open_location(url) / "pieces.json").read_bytes())["crc32c"]
+    return sum(len(text) // 8 for name, text in crcs.items() if "pretrain" in name)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_without_pieces_json_whole_shards_are_compared_with_the_manifest(local: Path, url: str, cache: Path) -> None:
+    """As if the dataset had been copied by other means."""
+    bucket = Bucket(url)
+    for path in local.rglob("*"):
+        if path.is_file():
+            bucket.write(path.relative_to(local).as_posix(), path)
+    rows = Dataset.open(local).samples("valid")
+    np.testing.assert_array_equal(
+        Dataset.open(url).open_store().read_rows(rows), Dataset.open(local).open_store().read_rows(rows)
+    )
+    assert [path.stat().st_size for path in cached_pieces(cache)] == [Dataset.open(local).shards("valid")[0].size]
+    assert list(verify_dataset(url)) == []
+
+
+def test_the_cache_stays_within_its_limit(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ECG_CACHE_GB", "0.001")
+    upload(local, url)
+    rows = Dataset.open(local).samples("pretrain")
+    expected = Dataset.open(local).open_store().read_rows(rows)
+    for _ in range(2):
+        np.testing.assert_array_equal(Dataset.open(url).open_store().read_rows(rows), expected)
+        assert sum(path.stat().st_size for path in cached_pieces(cache)) <= 1_000_000 + (256 << 10)
+
+
+def test_a_damaged_piece_of_the_cache_is_fetched_again(local: Path, url: str, cache: Path) -> None:
+    upload(local, url)
+    rows = Dataset.open(local).samples("valid")
+    expected = Dataset.open(local).open_store().read_rows(rows)
+    Dataset.open(url).open_store().read_rows(rows)
+    for path in cached_pieces(cache):
+        path.write_bytes(bytes(path.stat().st_size))
+    other = cache_options(cache, 0.5)  # another process would check what it finds
+    dataset_files._find_remote.cache_clear()
+    np.testing.assert_array_equal(Dataset.open(url, other).open_store().read_rows(rows), expected)
+
+
+@pytest.mark.parametrize("pieces", [True, False])
+def test_wrong_bytes_in_the_bucket_are_one_error(local: Path, url: str, *, pieces: bool) -> None:
+    upload(local, url)
+    bucket, shard = Bucket(url), Dataset.open(local).shards("valid")[0]
+    content = bytearray((local / shard.file).read_bytes())
+    content[1000] ^= 1
+    bucket.write(shard.file, bytes(content))
+    if not pieces:
+        bucket.write("manifest.json", (local / "manifest.json").read_bytes())
+    rows = Dataset.open(local).samples("valid")
+    with pytest.raises(StorageError, match=rf"{url}/{shard.file}: bytes 0 to \d+ are not those that were written"):
+        Dataset.open(url).open_store().read_rows(rows)
+    assert any(shard.file in problem for problem in verify_dataset(url))
+
+
+def test_a_full_disk_of_the_cache_is_one_error(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    upload(local, url)
+    dataset = Dataset.open(url)
+
+    def fail(*arguments: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("data_tools.remote.cache.os.write", fail)
+    with pytest.raises(StorageError, match=f"{cache}: the disk of the cache is full"):
+        dataset.open_store().read_rows(dataset.samples("valid"))
+    monkeypatch.undo()
+
+
+def test_a_shard_that_is_missing_is_one_error(local: Path, url: str) -> None:
+    upload(local, url)
+    shard = Dataset.open(local).shards("valid")[0]
+    Bucket(url).delete(shard.file)
+    with pytest.raises(DatasetError, match=f"{url}: {shard.file}: missing; run `ecg-data verify {url}`"):
+        Dataset.open(url)
+
+
+def test_no_dataset_and_names_that_leave_the_folder(local: Path, url: str, tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match=f"{url}: not a dataset"):
+        Dataset.open(url)
+    upload(local, url)
+    manifest = json.loads(Bucket(url).read("manifest.json", 1 << 20))
+    manifest["tables"]["../../../evil"] = {"size": 1, "sha256": "0" * 64}
+    Bucket(url).write("manifest.json", json.dumps(manifest).encode())
+    with pytest.raises(DatasetError, match=r"'\.\./\.\./\.\./evil' is not the name of a file"):
+        Dataset.open(url)
+
+
+def test_credentials_in_a_url_are_refused_without_repeating_them() -> None:
+    with pytest.raises(ValueError, match="https://host: write credentials into the environment") as caught:
+        Dataset.open("https://me:secret@host/data")
+    assert "secret" not in str(caught.value)
+
+
+def test_an_existing_dataset_is_not_replaced(local: Path, url: str) -> None:
+    upload(local, url)
+    with pytest.raises(DatasetError, match=f"{url}: contains a dataset"):
+        upload(local, url)
+
+
+def test_an_interrupted_upload_resumes(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, names = Bucket.write, list[str]()
+
+    def fail_once(self: Bucket, name: str, content: bytes | Path) -> None:
+        if name == "samples.parquet" and "samples.parquet" not in names:
+            names.append(name)
+            raise StorageError("gone")
+        names.append(name)
+        original(self, name, content)
+
+    monkeypatch.setattr(Bucket, "write", fail_once)
+    encoding = Dataset.open(local).manifest.encoding
+    command = ["convert", str(local), url, "--format", encoding, "--workers", "1"]
+    assert cli.main(command) == 2
+    assert "manifest.json" not in names
+    assert cli.main(command) == 0
+    first_shard = Dataset.open(local).manifest.shards[0].file
+    assert names.count(first_shard) == 1
+    assert list(verify_dataset(url)) == []
+    assert not any((cache / "uploads").iterdir())
+
+
+def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    encoding = Dataset.open(local).manifest.encoding
+    other: Encoding = "zarr" if encoding == "tar" else "tar"
+    assert cli.main(["convert", str(local), url, "--format", other, "--workers", "1"]) == 0
+    assert cli.main(["info", url]) == 0
+    assert cli.main(["verify", url]) == 0
+    assert cli.main(["split", url, "--plan", "random", "--seed", "3"]) == 0
+    assert cli.main(["split", str(local), "--plan", "random", "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert f"{url}: format version 1, {other}" in out
+    assert f"{url}: no problems" in out
+    plans = Dataset.open(url).manifest.splits
+    assert plans is not None
+    assert plans == Dataset.open(local).manifest.splits
+    assert cli.main(["convert", url, str(tmp_path / "back"), "--format", encoding, "--workers", "1"]) == 0
+    assert Dataset.open(tmp_path / "back").fingerprint == Dataset.open(local).fingerprint
+
+
+def test_file_urls_are_folders(local: Path, tmp_path: Path) -> None:
+    assert Dataset.open(f"file://{local}").path == local
+    encoding = Dataset.open(local).manifest.encoding
+    assert cli.main(["convert", f"file://{local}", f"file://{tmp_path}/copy", "--format", encoding, "--workers", "1"]) == 0
+    assert list(verify_dataset(tmp_path / "copy")) == []
+
+
+@pytest.fixture(autouse=True)
+def forget_datasets() -> Iterator[None]:
+    yield
+    dataset_files._find_remote.cache_clear()
