@@ -157,7 +157,7 @@ def _start(session: _Session, kind: str, **description: Any) -> Evaluation:
     common = {
         "format": "ecg-engine-evaluation",
         "format_version": 1,
-        "dataset": str(options.data),
+        "dataset": session.dataset.location,
         "dataset_fingerprint": session.dataset.fingerprint,
         "plan": session.plan,
     }

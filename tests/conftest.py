@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from s3_server import is_installed, make_bucket, run_s3_server
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic import write_cohort
@@ -31,6 +32,16 @@ def shared() -> Path:
     if not SHARED.is_dir():
         pytest.skip("the shared reference data is not beside this checkout")
     return SHARED
+
+
+@pytest.fixture(scope="session")
+def s3(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real S3 server on loopback, which has a bucket named "bucket"."""
+    if not is_installed():
+        pytest.skip("OpenStack Swift is not installed: pip install swift")
+    with run_s3_server(shared / "s3" / "start_s3.sh", tmp_path_factory.mktemp("s3")) as url:
+        make_bucket(url, "bucket")
+        yield url
 
 
 @pytest.fixture(scope="session")

@@ -22,6 +22,7 @@ import requests
 from obstore.store import S3Store
 from pretraining_runs import free_port
 
+S3_KEYS = {"AWS_ACCESS_KEY_ID": "test:tester", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
 Fault = Literal["none", "flaky", "drop", "slow", "wrong", "gone"]
 _FORWARDED = ("Content-Type", "ETag", "Content-Range", "Last-Modified", "Accept-Ranges")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dataset_fixtures import write_dataset
-from s3_server import FaultProxy, is_installed, make_bucket, run_fault_proxy, run_s3_server
+from s3_server import S3_KEYS, FaultProxy, run_fault_proxy
 
 from data_tools import cli
 from data_tools.remote import dataset_files
@@ -20,19 +20,9 @@ pytestmark = pytest.mark.shared
 URL = "s3://bucket/datasets/first"
 
 
-@pytest.fixture(scope="module")
-def s3(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    if not is_installed():
-        pytest.skip("OpenStack Swift is not installed: pip install swift")
-    with run_s3_server(shared / "s3" / "start_s3.sh", tmp_path_factory.mktemp("s3")) as url:
-        make_bucket(url, "bucket")
-        yield url
-
-
 @pytest.fixture
 def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    keys = {"AWS_ACCESS_KEY_ID": "test:tester", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_REGION": "us-east-1"}
-    for name, value in keys.items():
+    for name, value in S3_KEYS.items():
         monkeypatch.setenv(name, value)
     with run_fault_proxy(s3) as state:
         monkeypatch.setenv("AWS_ENDPOINT_URL", state.url)
