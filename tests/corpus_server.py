@@ -108,12 +108,14 @@ def _answer(state: CorpusServer, handler: BaseHTTPRequestHandler) -> None:
     if name in state.silent:
         state.released.wait()
         return
-    start = int(handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+    first, _, last = handler.headers.get("Range", "bytes=0-").removeprefix("bytes=").partition("-")
+    start, whole = int(first), content
+    content = content[: int(last) + 1] if last else content
     if start >= len(content) > 0 and start:
         _reply(handler, 416, b"", {})
         return
-    if start and not state.ignore_ranges:
-        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(content)}"}
+    if (start or last) and not state.ignore_ranges:
+        headers = {"Content-Range": f"bytes {start}-{len(content) - 1}/{len(whole)}"}
         _reply(handler, 206, content[start:], headers, state.drop_after.get(name))
     else:
         _reply(handler, 200, content, {}, state.drop_after.get(name))
@@ -123,7 +125,8 @@ def _reply(
     handler: BaseHTTPRequestHandler, status: int, content: bytes, headers: dict[str, str], drops: list[int] | None = None
 ) -> None:
     handler.send_response(status)
-    for key, value in (headers | {"Content-Length": str(len(content))}).items():
+    always = {"Content-Length": str(len(content)), "Last-Modified": "Sat, 21 Nov 2026 12:00:00 GMT", "ETag": '"1"'}
+    for key, value in (headers | always).items():
         handler.send_header(key, value)
     handler.end_headers()
     if drops:

@@ -16,7 +16,7 @@ from data_tools.files import atomic_write, lock_file, write_text
 from data_tools.remote.bucket import Bucket, MissingObjectError, StorageError
 from data_tools.remote.cache import PieceCache
 from data_tools.remote.fetch_queue import FetchQueue
-from data_tools.remote.locations import ORIGIN_FILE, display, folder_of, is_safe_name, url_of
+from data_tools.remote.locations import ORIGIN_FILE, folder_of, is_safe_name, url_of
 from data_tools.remote.options import CacheOptions, cache_options
 from data_tools.remote.pieces import PIECES_FILE, Piece, Pieces
 from data_tools.shards.manifest import (
@@ -77,9 +77,11 @@ class RemoteDataset:
         descriptor = self._cache.open(piece)
         return self._queue.get(piece) if descriptor is None else descriptor
 
-    def prefetch(self, pieces: Iterable[Piece]) -> None:
-        """Begins to fetch the pieces that are not here."""
-        self._queue.prefetch(piece for piece in pieces if not self._cache.is_here(piece))
+    def prefetch(self, pieces: Iterable[Piece], *, now: bool = False) -> None:
+        """Begins to fetch the pieces that are not here; see :meth:`FetchQueue.prefetch`."""
+        missing = [piece for piece in pieces if not self._cache.is_here(piece)]
+        if missing:
+            self._queue.prefetch(missing, now=now)
 
     def size(self, name: str) -> int | None:
         """Returns the size of a file of the dataset; None if the server does not list its files.
@@ -137,10 +139,6 @@ class RemoteShard:
     def find_pieces(self, offset: int, size: int) -> list[Piece]:
         """Returns the pieces that contain a range of bytes."""
         return self._pieces[offset // self._piece_bytes : -(-(offset + size) // self._piece_bytes)]
-
-    def prefetch(self, pieces: Iterable[Piece]) -> None:
-        """Begins to fetch pieces of this or another shard of the dataset."""
-        self._dataset.prefetch(pieces)
 
 
 def open_location(location: str | Path, cache: CacheOptions | None = None) -> Path:
@@ -271,6 +269,3 @@ def _remove_unused(folders: Path, keep: str) -> None:
         with suppress(OSError):
             if path.name != keep and time.time() - (path / ORIGIN_FILE).stat().st_mtime > _SECONDS_TO_KEEP:
                 shutil.rmtree(path)
-
-
-__all__ = ["RemoteDataset", "RemoteShard", "display", "find_remote", "local_shard", "open_location"]

@@ -3,8 +3,8 @@
 import atexit
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from data_tools.remote.pieces import Piece
@@ -25,7 +25,7 @@ class FetchQueue:
         self._fetch, self._close, self._num_threads = fetch, close, num_threads
         self._condition = threading.Condition()
         self._urgent: deque[tuple[Piece, Future[int]]] = deque()
-        self._ahead: dict[str, Piece] = {}
+        self._ahead: OrderedDict[str, Piece] = OrderedDict()
         self._running: set[str] = set()
         self._threads: list[threading.Thread] = []
         self._stopped = False
@@ -47,13 +47,20 @@ class FetchQueue:
             self._condition.notify()
         return future.result()
 
-    def prefetch(self, pieces: Iterable[Piece]) -> None:
-        """Fetches pieces, in this order, when nobody waits for others; does not wait for them."""
+    def prefetch(self, pieces: Sequence[Piece], *, now: bool = False) -> None:
+        """Fetches pieces, in this order, when nobody waits for others; does not wait for them.
+
+        Args:
+            pieces: the pieces.
+            now: before those that were asked for earlier.
+        """
         with self._condition:
             self._start()
-            for piece in pieces:
-                if piece.key not in self._running and piece.key not in self._ahead:
-                    self._ahead[piece.key] = piece
+            for piece in reversed(pieces) if now else pieces:
+                if piece.key not in self._running:
+                    self._ahead.setdefault(piece.key, piece)
+                    if now:
+                        self._ahead.move_to_end(piece.key, last=False)
                     self._condition.notify()
 
     def _start(self) -> None:
@@ -84,7 +91,7 @@ class FetchQueue:
                 if self._urgent:
                     piece, future = self._urgent.popleft()
                 else:
-                    piece, future = self._ahead.pop(next(iter(self._ahead))), Future()
+                    piece, future = self._ahead.popitem(last=False)[1], Future()
                     future.add_done_callback(self._close_unused)
                 self._running.add(piece.key)
             try:

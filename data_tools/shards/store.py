@@ -277,11 +277,12 @@ class ShardStore(ABC):
         num_bytes, num_crops = sum(shard.size for shard in self._shards), sum(shard.count for shard in self._shards)
         return self._remote.max_bytes * num_crops // (4 * max(1, num_bytes))
 
-    def prefetch(self, places: NDArray[np.void]) -> None:
+    def prefetch(self, places: NDArray[np.void], *, now: bool = False) -> None:
         """Begins to fetch from object storage what contains some crops, in their order; does not wait for it.
 
         Args:
             places: [n] of PLACE_DTYPE.
+            now: before what was asked for earlier.
 
         Raises:
             DatasetError: a shard cannot be opened.
@@ -298,14 +299,14 @@ class ShardStore(ABC):
         pieces: dict[Piece, None] = {}
         for shard, offset in zip(places["shard"].tolist(), places["offset"].tolist(), strict=True):
             pieces.update(dict.fromkeys(self._open(shard).find_pieces(offset)))
-        self._remote.prefetch(pieces)
+        self._remote.prefetch(pieces, now=now)
 
     def _in_file_order(self, places: NDArray[np.void]) -> Iterator[tuple[int, OpenShard, int]]:
         """Yields the index of each place, its open shard, and its offset, in the order of the files.
 
         That order is for disks whose head has to move.
         """
-        self.prefetch(places)
+        self.prefetch(places, now=True)
         shards, offsets = places["shard"], places["offset"]
         for i in np.lexsort((offsets, shards)).tolist():
             yield i, self._open(int(shards[i])), int(offsets[i])

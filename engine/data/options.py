@@ -41,7 +41,8 @@ class DataOptions(Options):
     """Number of batches loaded ahead."""
     verify: Literal["hash", "size"] = "hash"
     """What is compared with the manifest: before the first step and once per epoch the hash of every shard, or only its size
-    before the first step."""
+    before the first step. What comes from object storage is always compared with its CRC when it is fetched, and with nothing
+    else."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
 

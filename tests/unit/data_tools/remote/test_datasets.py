@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from corpus_server import serve
 from dataset_fixtures import write_dataset
 
 from data_tools import cli
@@ -249,3 +250,23 @@ def test_file_urls_are_folders(local: Path, tmp_path: Path) -> None:
 def forget_datasets() -> Iterator[None]:
     yield
     dataset_files._find_remote.cache_clear()
+
+
+def test_a_plain_web_server_is_enough(local: Path) -> None:
+    with serve() as server:
+        server.files = {f"set/{path.relative_to(local)}": path.read_bytes() for path in local.rglob("*") if path.is_file()}
+        url = f"{server.url}/set"
+        rows = Dataset.open(local).samples("valid")
+        expected = Dataset.open(local).open_store().read_rows(rows)
+        np.testing.assert_array_equal(Dataset.open(url).open_store().read_rows(rows), expected)
+        assert list(verify_dataset(url)) == []
+
+
+def test_builds_write_to_urls(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["synth", str(tmp_path / "cohort"), "--patients", "3"]) == 0
+    build = ["build", "physionet2021", str(tmp_path / "cohort")]
+    assert cli.main([*build, url, "--workers", "1", "--splits", "random"]) == 0
+    assert cli.main([*build, str(tmp_path / "local"), "--workers", "1", "--splits", "random"]) == 0
+    assert f"{url}: plan random" in capsys.readouterr().out
+    assert Dataset.open(url).fingerprint == Dataset.open(tmp_path / "local").fingerprint
+    assert list(verify_dataset(url)) == []
