@@ -296,10 +296,12 @@ class ShardStore(ABC):
             for number in numbers
             for piece in self.shard_class.pieces_to_open(self._dataset, self._remote, self._shards[number])
         )
-        pieces: dict[Piece, None] = {}
-        for shard, offset in zip(places["shard"].tolist(), places["offset"].tolist(), strict=True):
-            pieces.update(dict.fromkeys(self._open(shard).find_pieces(offset)))
-        self._remote.prefetch(pieces, now=now)
+        pieces = {
+            piece.key: piece
+            for shard, offset in zip(places["shard"].tolist(), places["offset"].tolist(), strict=True)
+            for piece in self._open(shard).find_pieces(offset)
+        }
+        self._remote.prefetch(pieces.values(), now=now)
 
     def _in_file_order(self, places: NDArray[np.void]) -> Iterator[tuple[int, OpenShard, int]]:
         """Yields the index of each place, its open shard, and its offset, in the order of the files.
