@@ -81,6 +81,25 @@ def _breakdown_row(name: str, values: Sequence[float], milliseconds: float | Non
     return [name, *values, 100 * values[4] / measured if measured else 0.0, measured - values[4]]
 
 
+DATA_SCALE_HEADERS = ["data", "run", "ranks", "open s", "CPU s per rank", "first batch s", "resume s", "MB per machine"]
+
+
+def data_scale_rows(name: str, runs: Mapping[str, list[dict[str, float]]]) -> list[list[object]]:
+    """Returns a row under DATA_SCALE_HEADERS for the first run and the later ones, as written by ``data_scale.py``."""
+    rows: list[list[object]] = []
+    for run, ranks in runs.items():
+        names = ("open_seconds", "open_cpu_seconds", "first_batch_seconds", "resume_seconds")
+        slowest = [max(rank[name] for rank in ranks) for name in names]
+        rows.append([name, run, len(ranks), *slowest, sum(rank["memory_mb"] for rank in ranks)])
+    return rows
+
+
+def _data_scale(result: Result) -> list[Table]:
+    rows = [row for name, runs in result["metrics"].items() for row in data_scale_rows(name, runs)]
+    caption = f"{result['config']['crops']:,} crops, simulated tables without signals."
+    return [Table(caption, DATA_SCALE_HEADERS, rows)]
+
+
 def tables(result: Result) -> list[Table]:
     """Returns all tables of a results file.
 
@@ -274,6 +293,7 @@ _TABLES: dict[str, Callable[[Result], list[Table]]] = {
     "check_regression": _regression,
     "presets": _presets,
     "cluster": _cluster,
+    "data_scale": _data_scale,
 }
 
 

@@ -31,10 +31,9 @@ from engine.options import UserError
 from engine.tasks import PretrainingTask
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
-from engine.training.data import open_dataset
+from engine.training.data import open_sources, open_splits
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks, exit_process, init_distributed
-from engine.training.shared_splits import share_splits
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
 PHASES = {
@@ -109,11 +108,7 @@ def _measure(ranks: Ranks, arguments: argparse.Namespace, folder: Path, seconds:
         seconds.setdefault(key, []).append(time.perf_counter() - start)
         return result
 
-    def open_splits() -> Any:
-        dataset = open_dataset(config, ranks)
-        return share_splits(lambda: PretrainingTask.open_splits(config, dataset), ranks)
-
-    splits = timed("tables_seconds", open_splits)
+    splits = timed("tables_seconds", lambda: open_splits(config, open_sources(config, ranks), PretrainingTask))
     backend = timed("model_seconds", lambda: DeepSpeedBackend(PretrainingTask(config).model, config, ranks))
     checkpoints = Checkpoints(folder / "checkpoints", ranks, keep_last=1, keep_best=None)
     for step in range(1, arguments.repeats + 1):

@@ -87,6 +87,8 @@ class FinetuneConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
+        if self.data.datasets:
+            raise ValueError("data.datasets is for pre-training: set data.path")
         if self.layer_decay is not None and self.mode != "full":
             raise ValueError(f"layer_decay needs mode=full, got mode={self.mode}")
         if self.head_steps and self.mode == "head":

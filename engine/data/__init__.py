@@ -13,12 +13,13 @@ import torch
 from data_tools.augmentations import make_augmentations
 from data_tools.augmentations.chain import AugmentationChain
 from engine.data.batch import Batch, lead_statistics, random_batch
-from engine.data.crops import CropStore, Split
+from engine.data.crops import CropStore, SampleStore, Split
 from engine.data.dali_loader import DaliLoader, is_dali_installed
 from engine.data.loader import Loader, LoaderSetup
-from engine.data.options import DataOptions, find_leads
-from engine.data.order import SampleOrder
-from engine.data.pretraining_set import PretrainingSet, find_pretraining_set
+from engine.data.mixture import MixtureOrder, MixtureStore, SectionOrder
+from engine.data.options import DataOptions, DatasetOptions, find_leads
+from engine.data.order import Order, SampleOrder
+from engine.data.pretraining_set import PretrainingMixture, PretrainingSet, find_pretraining_set
 from engine.data.torch_loader import TorchLoader
 from engine.data.transform import Transform
 from engine.options import SegmentPair
@@ -30,8 +31,8 @@ _logger = logging.getLogger(__name__)
 
 def make_loader(
     options: DataOptions,
-    store: CropStore,
-    order: SampleOrder,
+    store: SampleStore,
+    order: Order,
     *,
     leads: int | list[str],
     batch_size: int,
@@ -97,9 +98,16 @@ __all__ = [
     "Batch",
     "CropStore",
     "DataOptions",
+    "DatasetOptions",
     "Loader",
+    "MixtureOrder",
+    "MixtureStore",
+    "Order",
+    "PretrainingMixture",
     "PretrainingSet",
     "SampleOrder",
+    "SampleStore",
+    "SectionOrder",
     "Split",
     "best_loader",
     "find_leads",

@@ -28,10 +28,11 @@ class Batch:
         segments: float32 [N, I, C, 2500] in mV, augmented.
         recording: int64 [N], number of the recording within the split.
         patient: int64 [N], number of the patient within the split.
-        row: int64 [N], row of the crop in the split's :class:`~engine.data.crops.CropStore`.
+        row: int64 [N], row of the crop in the split's :class:`~engine.data.crops.SampleStore`.
         position: int64 [N], positions in the endless stream of crops, consecutive.
         labels: [N, ...], if the loader was made with labels.
         statistics: float32 [N, C, 2], see :func:`lead_statistics`, if the loader was asked for them.
+        dataset: int64 [N], number of the dataset in a mixture; ``None``: there is only one.
     """
 
     segments: Tensor
@@ -41,6 +42,7 @@ class Batch:
     position: Tensor
     labels: Tensor | None = None
     statistics: Tensor | None = None
+    dataset: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.row)

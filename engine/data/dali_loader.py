@@ -121,7 +121,7 @@ class _Source:
 def _load(read: RawReader, transform: Transform, start: int) -> tuple[RawBatch, list[npt.NDArray[Any]]]:
     """Reads a batch and draws for it; runs in a thread."""
     raw = read(start)
-    return raw, _tables(transform.draw(start, len(raw.rows), raw.halves), transform.num_segments)
+    return raw, _tables(transform.draw(start, len(raw.rows), raw.numbers.half), transform.num_segments)
 
 
 def _tables(draws: Draws, num_segments: int) -> list[npt.NDArray[Any]]:

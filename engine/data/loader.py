@@ -14,9 +14,9 @@ import torch
 
 from engine.data.batch import Batch, lead_statistics
 from engine.data.buffers import to_device
-from engine.data.crops import CropStore
+from engine.data.crops import SampleStore
 from engine.data.options import DataOptions
-from engine.data.order import SampleOrder
+from engine.data.order import Order
 from engine.data.reader import RawBatch, RawReader
 from engine.data.transform import Transform
 from engine.options import UserError
@@ -40,8 +40,8 @@ class LoaderSetup:
         with_statistics: whether batches contain the statistics of the leads; samples are segments then.
     """
 
-    store: CropStore
-    order: SampleOrder
+    store: SampleStore
+    order: Order
     batch_size: int
     rank: int
     world_size: int
@@ -54,8 +54,8 @@ class LoaderSetup:
 
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
-        assert self.order.num_samples == self.store.num_samples, "the sample order must have as many samples as the split"
-        assert self.store.half is None or self.transform.pair != "adjacent", "segments come one at a time"
+        assert self.order.num_rows == self.store.num_samples, "the sample order must have as many samples as the split"
+        assert not self.store.has_halves or self.transform.pair != "adjacent", "segments come one at a time"
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"no CUDA device is visible, but the device is '{self.device}': set train.device=cpu")
 
@@ -138,11 +138,16 @@ class Loader(AbstractContextManager["Loader"], ABC):
             LoaderStateError: the state belongs to another version, dataset, split, seed or order.
         """
         for key, own in self._identity().items():
-            if state.get(key) != own:
-                raise LoaderStateError(
-                    f"cannot resume: the checkpoint's loader has {key}={state.get(key)}, but this run has {key}={own} "
-                    f"({self._setup.store.location}): use the same dataset and seed, or start a new run"
-                )
+            saved, places = state.get(key), self._setup.store.locations
+            if saved == own:
+                continue
+            if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
+                number = next(i for i, pair in enumerate(zip(saved, own, strict=True)) if pair[0] != pair[1])
+                key, saved, own, places = f"{key}[{number}]", saved[number], own[number], places[number : number + 1]  # noqa: PLW2901
+            raise LoaderStateError(
+                f"cannot resume: the checkpoint's loader has {key}={saved}, but this run has {key}={own} "
+                f"({', '.join(places)}): use the same data and seed, or start a new run"
+            )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:
             raise LoaderStateError(f"cannot resume: the checkpoint's loader has cursor={cursor}, which is not a position")
@@ -170,28 +175,21 @@ class Loader(AbstractContextManager["Loader"], ABC):
         """Ends all threads."""
 
     def _identity(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION,
-            "fingerprint": self._setup.store.fingerprint,
-            "split": self._setup.store.split,
-            "num_crops": self.order.num_samples,
-            "seed": self.order.seed,
-            "block_size": self.order.block_size,
-            "window_blocks": self.order.window_blocks,
-        }
+        return {"version": STATE_VERSION, **self._setup.store.identity(), **self.order.identity()}
 
     def _make_batch(self, segments: torch.Tensor, raw: RawBatch) -> Batch:
         """Combines transformed segments with the numbers that describe them."""
-        store = self._setup.store
         positions = np.arange(raw.start, raw.start + len(raw.rows))
-        numbers = torch.from_numpy(np.stack([store.recording[raw.rows], store.patient[raw.rows], raw.rows, positions]))
-        recording, patient, row, position = to_device(numbers, self._setup.device).unbind()
+        columns = [raw.numbers.recording, raw.numbers.patient, raw.rows, positions]
+        if raw.numbers.dataset is not None:
+            columns.append(raw.numbers.dataset)
+        recording, patient, row, position, *dataset = to_device(
+            torch.from_numpy(np.stack(columns)), self._setup.device
+        ).unbind()
         labels = self._setup.labels
         chosen = None if labels is None else to_device(torch.from_numpy(labels[raw.rows]), self._setup.device)
         statistics = None
         if self._setup.with_statistics:
-            assert store.num_valid is not None, "samples are segments"
-            statistics = to_device(
-                torch.from_numpy(lead_statistics(raw.signals, store.num_valid[raw.rows])), self._setup.device
-            )
-        return Batch(segments, recording, patient, row, position, chosen, statistics)
+            assert raw.numbers.num_valid is not None, "samples are segments"
+            statistics = to_device(torch.from_numpy(lead_statistics(raw.signals, raw.numbers.num_valid)), self._setup.device)
+        return Batch(segments, recording, patient, row, position, chosen, statistics, dataset[0] if dataset else None)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_serializer
+from pydantic import Field, field_serializer, model_validator
 
 from data_tools.augmentations import AugmentationOptions
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
@@ -12,16 +12,38 @@ from data_tools.remote.locations import parse_location
 from engine.options import Options, UserError
 
 
+class DatasetOptions(Options):
+    """A dataset of a mixture."""
+
+    path: Path
+    """Dataset folder or URL."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """How often each of its crops is read per epoch, on average: 0.5 for half of them, 2 for all of them twice. 0: the dataset
+    is only validated on."""
+    plan: str | None = None
+    """Plan whose splits are used, as in data.plan; null: the splits that the shards follow."""
+
+    @field_serializer("path")
+    def _write_location(self, path: Path) -> str:
+        return str(parse_location(str(path)))
+
+
 class DataOptions(Options):
     """Which crops are read, and how they are loaded."""
 
     path: Path | None = None
-    """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); must be set when a run starts."""
+    """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); this or datasets
+    must be set when a run starts."""
     cache: Path | None = None
     """Folder in which parts of datasets in object storage are kept, shared by the ranks of a machine; null: $ECG_CACHE, or
     ~/.cache/ecg-engine."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
     """Limit of that folder in GB; null: $ECG_CACHE_GB, or 50."""
+    datasets: tuple[DatasetOptions, ...] = ()
+    """Mixture of datasets to pre-train on, instead of path: [{path: DIR, weight: 1}, ...]."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Flattens the shares of a mixture: they are proportional to (weight x crops) ** (1 / temperature). 1: as the weights say;
+    the higher, the more equal. The number of crops per epoch stays the same."""
     loader: Literal["auto", "dali", "torch"] = "auto"
     """Loader; auto: DALI on a GPU, where it is installed, and torch on a CPU, where it is faster."""
     plan: str | None = None
@@ -49,6 +71,28 @@ class DataOptions(Options):
     @field_serializer("path")
     def _write_location(self, path: Path | None) -> str | None:
         return None if path is None else str(parse_location(str(path)))
+
+    @model_validator(mode="after")
+    def _check_datasets(self) -> Self:
+        if not self.datasets:
+            if self.temperature != 1:
+                raise ValueError("data.temperature is for a mixture: set data.datasets")
+            return self
+        if self.path is not None:
+            raise ValueError("data.path and data.datasets are both set: remove one of them (data.path=null, data.datasets=[])")
+        if self.plan is not None:
+            raise ValueError("data.plan is for data.path: set 'plan' in the entries of data.datasets instead")
+        if not any(dataset.weight for dataset in self.datasets):
+            raise ValueError("data.datasets: all weights are zero: give at least one dataset a positive weight")
+        places = [(dataset.path, dataset.plan) for dataset in self.datasets]
+        repeated = next((path for number, (path, plan) in enumerate(places) if (path, plan) in places[:number]), None)
+        if repeated is not None:
+            raise ValueError(f"data.datasets has {repeated} twice: list it once, with a higher weight")
+        return self
+
+    def of_dataset(self, dataset: DatasetOptions) -> Self:
+        """Returns the options for one dataset of the mixture alone."""
+        return self.model_copy(update={"path": dataset.path, "plan": dataset.plan, "datasets": (), "temperature": 1.0})
 
     @property
     def training_split(self) -> str:

@@ -10,6 +10,8 @@ within windows of several blocks. A window reads only from its own blocks, a few
 """
 
 import functools
+from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +22,35 @@ from engine.counter_rng import fold_key, random_bits
 Indices = npt.NDArray[np.int64]
 
 
-class SampleOrder:
+class Order(ABC):
+    """An endless stream of rows of a store, a pure function of the position.
+
+    Attributes:
+        num_samples: number of positions in an epoch.
+        num_rows: number of rows of the store.
+        seed: the run's seed.
+        window_size: number of positions that are shuffled together.
+    """
+
+    num_samples: int
+    num_rows: int
+    seed: int
+    window_size: int
+
+    @abstractmethod
+    def indices(self, start: int, count: int) -> Indices:
+        """Returns the samples at stream positions [start, start + count).
+
+        Returns:
+            int64 [count], row numbers in [0, num_rows).
+        """
+
+    @abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Returns what determines the stream besides the samples."""
+
+
+class SampleOrder(Order):
     """The endless stream of crops, shuffled anew in each epoch.
 
     The random numbers are hashes of (seed, epoch, block or crop), hence the same on every machine and with every version of
@@ -35,20 +65,17 @@ class SampleOrder:
 
     def __init__(self, num_samples: int, seed: int, block_size: int = 256, window_blocks: int = 16) -> None:
         assert min(num_samples, block_size, window_blocks) > 0, f"unexpected {num_samples}, {block_size}, {window_blocks}"
-        self.num_samples = num_samples
+        self.num_samples = self.num_rows = num_samples
         self.seed = seed
         self.block_size = block_size
         self.window_blocks = window_blocks
+        self.window_size = block_size * window_blocks
         # Room for the current and the next epoch, and for the windows that a batch and its successors may touch.
         self._epoch = functools.lru_cache(maxsize=2)(self._compute_epoch)
         self._window = functools.lru_cache(maxsize=4)(self._compute_window)
 
     def indices(self, start: int, count: int) -> Indices:
-        """Returns the crops at stream positions [start, start + count).
-
-        Returns:
-            int64 [count], row numbers in [0, num_samples).
-        """
+        """See :class:`Order`."""
         pieces = []
         end = start + count
         while start < end:
@@ -59,6 +86,15 @@ class SampleOrder:
             pieces.append(piece)
             start += len(piece)
         return np.concatenate(pieces) if pieces else np.empty(0, np.int64)
+
+    def identity(self) -> dict[str, Any]:
+        """See :class:`Order`."""
+        return {
+            "num_crops": self.num_samples,
+            "seed": self.seed,
+            "block_size": self.block_size,
+            "window_blocks": self.window_blocks,
+        }
 
     def _compute_epoch(self, epoch: int) -> tuple[Indices, Indices]:
         """Returns the permuted blocks of an epoch, and the position in the epoch at which each window begins."""
@@ -88,8 +124,11 @@ class SampleOrder:
         return sizes
 
     def _permutation(self, epoch: int, row: int, size: int) -> Indices:
-        """Returns a random permutation of range(size): the argsort of random words."""
-        key = fold_key([self.seed, "sample order", epoch])
-        words = random_bits(key, torch.tensor([row]), size)[0].numpy().astype(np.int64)
-        keyed: Indices = np.sort((words << 32) | np.arange(size, dtype=np.int64))
-        return keyed & 0xFFFFFFFF
+        return permutation(fold_key([self.seed, "sample order", epoch]), row, size)
+
+
+def permutation(key: int, row: int, size: int) -> Indices:
+    """Returns a random permutation of range(size): the argsort of a row of random words."""
+    words = random_bits(key, torch.tensor([row]), size)[0].numpy().astype(np.int64)
+    keyed: Indices = np.sort((words << 32) | np.arange(size, dtype=np.int64))
+    return keyed & 0xFFFFFFFF

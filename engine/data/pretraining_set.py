@@ -47,9 +47,25 @@ class PretrainingSet(Options):
         return int((chosen & crops).sum()) if fingerprint_of(dataset, chosen) == self.crops else None
 
 
-def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | None:
+class PretrainingMixture(Options):
+    """The contents of ``pretraining_set`` if the model was pre-trained on a mixture."""
+
+    mixture: tuple[PretrainingSet, ...]
+    """The pre-training set of each dataset."""
+
+    def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
+        """See :meth:`PretrainingSet.count_overlap`; crops of several of the sets count once for each."""
+        counts = [each.count_overlap(dataset, crops) for each in self.mixture]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
+
+
+def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | PretrainingMixture | None:
     """Returns what a model's provenance says of its pre-training; ``None``: nothing."""
+    content = provenance.get("pretraining_set")
     try:
-        return PretrainingSet.model_validate(provenance.get("pretraining_set"))
+        if isinstance(content, Mapping) and "mixture" in content:
+            return PretrainingMixture.model_validate(content)
+        return PretrainingSet.model_validate(content)
     except ValidationError:
         return None  # a model from elsewhere, whose provenance is free-form

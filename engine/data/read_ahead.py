@@ -4,8 +4,8 @@ import threading
 from contextlib import suppress
 
 from data_tools.shards.manifest import DatasetError
-from engine.data.crops import CropStore
-from engine.data.order import SampleOrder
+from engine.data.crops import SampleStore
+from engine.data.order import Order
 
 # A window of the sample order needs all of its blocks at its first batch, so the next window is fetched during the current one.
 _WINDOWS_AHEAD = 2
@@ -15,14 +15,14 @@ class ReadAhead:
     """Keeps the cache ahead of a reader, in the order of the stream; does nothing if the shards are on this machine.
 
     Args:
-        store: the crops.
+        store: the samples.
         order: their order.
     """
 
-    def __init__(self, store: CropStore, order: SampleOrder) -> None:
+    def __init__(self, store: SampleStore, order: Order) -> None:
         self._store = store
         self._order = order
-        self._window = order.block_size * order.window_blocks
+        self._window = order.window_size
         self._num_ahead = min(_WINDOWS_AHEAD * self._window, store.max_prefetched)
         self._position = 0
         self._wanted = 0

@@ -9,8 +9,8 @@ import torch
 
 from data_tools.recording import CROP_SAMPLES
 from engine.data.buffers import BufferPool
-from engine.data.crops import CropStore
-from engine.data.order import SampleOrder
+from engine.data.crops import SampleNumbers, SampleStore
+from engine.data.order import Order
 from engine.data.read_ahead import ReadAhead
 
 
@@ -22,13 +22,13 @@ class RawBatch:
         signals: int16 [N, C, 5000] in uV.
         rows: int64 [N], rows of the store.
         start: stream position of the first crop; the others follow it.
-        halves: int32 [N], the half of its crop that each sample is; ``None`` if samples are crops.
+        numbers: their recordings and patients, and what else the store knows of them.
     """
 
     signals: npt.NDArray[np.int16]
     rows: npt.NDArray[np.int64]
     start: int
-    halves: npt.NDArray[np.int32] | None
+    numbers: SampleNumbers
 
 
 class RawReader:
@@ -38,12 +38,12 @@ class RawReader:
         store: the crops.
         order: their order.
         batch_size: number of crops in a batch.
-        leads: row numbers of the leads to read, see :meth:`CropStore.read`.
+        leads: row numbers of the leads to read, see :meth:`SampleStore.read`.
         pinned: read into page-locked memory, for copies to a CUDA device.
     """
 
     def __init__(
-        self, store: CropStore, order: SampleOrder, batch_size: int, leads: Sequence[int], *, pinned: bool = False
+        self, store: SampleStore, order: Order, batch_size: int, leads: Sequence[int], *, pinned: bool = False
     ) -> None:
         self._store = store
         self._order = order
@@ -62,5 +62,4 @@ class RawReader:
         rows = self._order.indices(start, self._batch_size)
         signals = self._buffers.take()
         self._store.read(rows, signals, self._leads)
-        half = self._store.half
-        return RawBatch(signals, rows, start, None if half is None else half[rows].astype(np.int32))
+        return RawBatch(signals, rows, start, self._store.numbers(rows))

@@ -64,7 +64,7 @@ class _Source:
     def load(self, start: int) -> _Loaded:
         """Reads a batch and, if it stays on the CPU, transforms it; runs in a thread."""
         raw = self._read(start)
-        draws = self._transform.draw(start, len(raw.rows), raw.halves)
+        draws = self._transform.draw(start, len(raw.rows), raw.numbers.half)
         if self._device.type != "cpu":
             return _Loaded(raw, None, draws)
         out = self._buffers.take()

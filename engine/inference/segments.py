@@ -117,10 +117,10 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
         dataset=dataset,
         name=split if plan is None else f"{plan}: {split}",
         crops=pa.concat_tables([dataset.samples(name, COLUMNS) for name in splits]).take(rows),
-        row=store.first_row + rows,
+        row=store.first_row + rows.astype(np.int64),
         crop=crop,
         half=store.half,
-        recording=store.recording,
-        patient=store.patient,
+        recording=store.recording.astype(np.int64),
+        patient=store.patient.astype(np.int64),
         targets=None if labels is None else labels.values[store.crop],
     )

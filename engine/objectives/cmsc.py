@@ -41,4 +41,5 @@ class CMSC(GlobalObjective):
 
     def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`GlobalObjective`."""
-        return pair_loss(self.compare(context, patient), self.options.form, self.options.positives)
+        o = self.options
+        return pair_loss(self.compare(context, patient), o.form, o.positives, by_segment=self.by_segment)

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from engine.collectives import gather_ranks, rank
 from engine.models import EncoderOptions
 from engine.objectives.embedding_cache import EmbeddingCache
-from engine.objectives.protocol import Identity, Objective
+from engine.objectives.protocol import LOSS_BY_SEGMENT, Identity, Objective
 from engine.options import Options
 
 PairForm = Literal["ntxent", "symmetric"]
@@ -144,7 +144,9 @@ def pair_candidates(comparison: Comparison, form: PairForm, positives: Positives
     return is_positive, is_positive | is_other
 
 
-def pair_loss(comparison: Comparison, form: PairForm, positives: Positives = "pair") -> tuple[Tensor, dict[str, Tensor]]:
+def pair_loss(
+    comparison: Comparison, form: PairForm, positives: Positives = "pair", *, by_segment: bool = False
+) -> tuple[Tensor, dict[str, Tensor]]:
     """The two segments of a pair attract each other and repel those of other patients.
 
     The loss is the mean over segments of the cross-entropy of the other segment of the pair. Its alternatives are, with
@@ -157,11 +159,13 @@ def pair_loss(comparison: Comparison, form: PairForm, positives: Positives = "pa
         accuracy_global, the fraction of segments whose positive (or the mean of its positives) scores higher than every
         negative; chance_global, its expectation for a random order; cosine_pairs and cosine_patients, the mean cosine of two
         segments of a pair and of different patients; and variance_per_dimension, of the normalized vectors in the batch, at
-        most 1 / D. A collapsed objective has cosines of 1 and no variance.
+        most 1 / D. A collapsed objective has cosines of 1 and no variance. With ``by_segment`` also
+        :data:`~engine.objectives.protocol.LOSS_BY_SEGMENT`, [2 N].
     """
     is_positive, candidates = pair_candidates(comparison, form, positives)
     score = (comparison.logits * is_positive).sum(1) / is_positive.sum(1)
-    loss = (torch.logsumexp(comparison.logits.masked_fill(~candidates, float("-inf")), dim=1) - score).mean()
+    losses = torch.logsumexp(comparison.logits.masked_fill(~candidates, float("-inf")), dim=1) - score
+    loss = losses.mean()
 
     is_negative = candidates & ~is_positive
     hardest = comparison.logits.detach().masked_fill(~is_negative, float("-inf")).amax(1)
@@ -171,4 +175,6 @@ def pair_loss(comparison: Comparison, form: PairForm, positives: Positives = "pa
         "accuracy_global": (score.detach() > hardest).float().mean(),
         "chance_global": (1 / (1 + is_negative.sum(1))).mean(),
     }
+    if by_segment:
+        metrics[LOSS_BY_SEGMENT] = losses.detach()
     return loss, {**metrics, **comparison.metrics}

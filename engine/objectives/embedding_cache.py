@@ -15,6 +15,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from engine.objectives.protocol import LOSS_BY_SEGMENT
+
 Contrast = Callable[[Tensor, Tensor], tuple[Tensor, dict[str, Tensor]]]
 
 
@@ -23,6 +25,9 @@ class EmbeddingCache:
 
     Args:
         contrast: the loss, from the encoder's output [2 N, T, D] and patients int64 [N].
+
+    Attributes:
+        is_first_pass: whether embeddings are still being collected.
     """
 
     def __init__(self, contrast: Contrast) -> None:
@@ -30,7 +35,8 @@ class EmbeddingCache:
         self._embeddings: list[Tensor] = []
         self._patients: list[Tensor] = []
         self._gradients: list[Tensor] = []
-        self._result: tuple[Tensor, dict[str, Tensor]] | None = None
+        self._results: list[tuple[Tensor, dict[str, Tensor]]] = []  # of the micro-batches of the second pass
+        self.is_first_pass = True
 
     @contextmanager
     def first_pass(self) -> Iterator[None]:
@@ -40,14 +46,13 @@ class EmbeddingCache:
         embeddings = torch.cat(self._embeddings).requires_grad_()
         loss, metrics = self._contrast(embeddings, torch.cat(self._patients))
         (gradient,) = torch.autograd.grad(loss, embeddings)
+        sizes = [len(part) for part in self._embeddings]
         # Gradients are averaged over the micro-batches.
-        self._gradients = list((gradient * len(self._embeddings)).split([len(part) for part in self._embeddings]))
-        self._result = loss.detach(), metrics
-
-    @property
-    def is_first_pass(self) -> bool:
-        """Whether embeddings are still being collected."""
-        return self._result is None
+        self._gradients = list((gradient * len(sizes)).split(sizes))
+        by_segment = metrics.pop(LOSS_BY_SEGMENT, None)
+        shares = [{} for _ in sizes] if by_segment is None else [{LOSS_BY_SEGMENT: part} for part in by_segment.split(sizes)]
+        self.is_first_pass = False
+        self._results = [(loss.detach(), metrics | share) for share in shares]
 
     def loss(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of the next micro-batch, context [2 N, T, D] and patient int64 [N], and metrics.
@@ -55,10 +60,10 @@ class EmbeddingCache:
         In the second pass, the value is that of the whole step, and the gradient that of this micro-batch's share.
         """
         embedding = context.mean(1, keepdim=True, dtype=torch.float32)
-        if self._result is None:
+        if self.is_first_pass:
             self._embeddings.append(embedding)
             self._patients.append(patient)
             return embedding.new_zeros(()), {}
-        loss, metrics = self._result
+        loss, metrics = self._results.pop(0)
         share = (embedding * self._gradients.pop(0)).sum()
         return loss + share - share.detach(), metrics

@@ -18,6 +18,9 @@ from engine.counter_rng import fold_key, row_keys
 from engine.models import Encoder, EncoderOptions
 from engine.options import Options, SampleUnit, SegmentPair
 
+# Name of the metric that :attr:`Objective.by_segment` adds.
+LOSS_BY_SEGMENT = "loss_by_segment"
+
 # Whose segments a global objective does not contrast: a patient's, a recording's, or those of one pair only.
 Identity = Literal["patient", "recording", "pair"]
 
@@ -65,11 +68,20 @@ class Objective(nn.Module, ABC):
     """What a sample may be taken from -> which segments it holds."""
     identity: Identity = "patient"
     """What the argument ``patient`` of :meth:`forward` numbers."""
+    by_segment: bool = False
+    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: what each segment adds to the loss, which is their mean.
+    Terms that belong to no segment count equally for all."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         del encoder_options  # for the heads of a subclass
         super().__init__()
         self.options = options
+
+    def set_by_segment(self, *, by_segment: bool) -> None:
+        """Sets :attr:`by_segment` of this objective and of those that it consists of."""
+        for module in self.modules():
+            if isinstance(module, Objective):
+                module.by_segment = by_segment
 
     def draw(self, keys: DrawKeys, num_segments: int, num_tokens: int, device: torch.device) -> Any:
         """Draws the random numbers for a batch of this rank, in the objective's own form; by default none.

@@ -33,4 +33,4 @@ class SimCLR(GlobalObjective):
 
     def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`GlobalObjective`."""
-        return pair_loss(self.compare(context, patient), "ntxent")
+        return pair_loss(self.compare(context, patient), "ntxent", by_segment=self.by_segment)

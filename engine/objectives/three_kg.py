@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from engine.collectives import sum_over_ranks, world_size
 from engine.models import Encoder
 from engine.objectives.contrast import Comparison, GlobalObjective
+from engine.objectives.protocol import LOSS_BY_SEGMENT
 from engine.options import SampleUnit, SegmentPair
 
 
@@ -38,14 +39,14 @@ class ThreeKG(GlobalObjective):
 
     def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """See :class:`GlobalObjective`."""
-        return patient_loss(self.compare(context, patient))
+        return patient_loss(self.compare(context, patient), by_segment=self.by_segment)
 
 
-def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
+def patient_loss(comparison: Comparison, *, by_segment: bool = False) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss of 3KG from the similarities; see :class:`ThreeKG`.
 
     Returns:
-        This rank's loss, and its metrics.
+        This rank's loss, and its metrics; with ``by_segment`` also :data:`~engine.objectives.protocol.LOSS_BY_SEGMENT`, [2 N].
     """
     logits = comparison.logits
     same_patient = comparison.key_patient == comparison.anchor_patient[:, None]
@@ -57,7 +58,8 @@ def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
     # -log(e^p / (e^p + sum of e^n)) = softplus(logsumexp(n) - p); a batch of one patient has no negatives, and loss zero.
     lowest = torch.finfo(logits.dtype).min
     negatives = torch.logsumexp(logits.masked_fill(same_patient, lowest), dim=1, keepdim=True)
-    loss = (F.softplus(negatives - logits) * share).sum()
+    losses = F.softplus(negatives - logits) * share
+    loss = losses.sum()
     hardest = logits.detach().masked_fill(same_patient, lowest).amax(1, keepdim=True)
     num_negatives = (~same_patient).sum(1, keepdim=True)
     metrics = {
@@ -66,4 +68,6 @@ def patient_loss(comparison: Comparison) -> tuple[Tensor, dict[str, Tensor]]:
         "accuracy_global": ((logits.detach() > hardest) * share).sum(),
         "chance_global": (share / (1 + num_negatives)).sum(),
     }
+    if by_segment:
+        metrics[LOSS_BY_SEGMENT] = losses.detach().sum(1) * len(losses)
     return loss, {**metrics, **comparison.metrics}

@@ -21,7 +21,7 @@ from engine.models import Encoder, EncoderOptions, EncoderOutput, GumbelQuantize
 from engine.models.layers import Projection
 from engine.objectives.masking import counted_span_mask, span_mask, token_weights
 from engine.objectives.negatives import chance_levels, contrastive_losses, draw_negative_counts, without_equal_codes
-from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.protocol import LOSS_BY_SEGMENT, DrawKeys, Objective
 from engine.options import Options, SampleUnit, SegmentPair
 
 Masking = Literal["independent_starts", "fixed_count"]
@@ -188,6 +188,8 @@ class W2V(Objective):
             "code_perplexity": perplexity(code_usage),
             "gumbel_temperature": torch.as_tensor(draws.gumbel_temperature, dtype=torch.float32, device=local.device),
         }
+        if self.by_segment:
+            metrics[LOSS_BY_SEGMENT] = (losses * share).sum(1) * len(losses) + diversity + penalty
         return local + diversity + penalty, {name: value.detach() for name, value in metrics.items()}
 
     @staticmethod

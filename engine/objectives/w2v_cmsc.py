@@ -10,7 +10,7 @@ from torch import Tensor
 
 from engine.models import Encoder, EncoderOptions
 from engine.objectives.cmsc import CMSC, CMSCOptions
-from engine.objectives.protocol import DrawKeys, Objective
+from engine.objectives.protocol import LOSS_BY_SEGMENT, DrawKeys, Objective
 from engine.objectives.w2v import W2V, W2VDraws, W2VOptions
 from engine.options import Options
 
@@ -46,7 +46,10 @@ class W2VCMSC(Objective):
         if self.cmsc.cache and self.cmsc.cache.is_first_pass:
             return global_, global_metrics
         local, local_metrics = self.w2v.local_loss(output, draws)
-        return local + global_, local_metrics | global_metrics
+        metrics = local_metrics | global_metrics
+        if self.by_segment:
+            metrics[LOSS_BY_SEGMENT] = local_metrics[LOSS_BY_SEGMENT] + global_metrics[LOSS_BY_SEGMENT]
+        return local + global_, metrics
 
     def flops_per_segment(self, num_tokens: int) -> float:
         """See :class:`Objective`."""

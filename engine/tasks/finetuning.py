@@ -273,13 +273,13 @@ def open_train_segments(
     store = CropStore(dataset, split, plan=config.data.plan, unit="segment", chosen=chosen)
     if config.label_fraction == 1:
         return store
-    patients = np.unique(store.patient)
+    patients = np.unique(store.patient).astype(np.int64)
     words = random_bits(fold_key([config.seed, "label fraction"]), torch.from_numpy(patients), 1)[:, 0].numpy()
     patients = patients[np.argsort(words, kind="stable")][: math.ceil(config.label_fraction * len(patients))]
     return choose_crops(config, dataset, split, store.crop[np.isin(store.patient, patients)])
 
 
-def choose_crops(config: FinetuneConfig, dataset: Dataset, split: str, rows: NDArray[np.int64]) -> CropStore:
+def choose_crops(config: FinetuneConfig, dataset: Dataset, split: str, rows: NDArray[np.integer[Any]]) -> CropStore:
     """Opens the segments of some crops of a split.
 
     Args:

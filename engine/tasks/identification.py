@@ -79,8 +79,9 @@ class IdentificationTask(FinetuningTask):
     """
 
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
-        assert splits is not None, "the number of patients is not known"
-        self._num_patients = len(np.unique(splits["train"].store.patient))
+        labels = None if splits is None else splits["train"].labels
+        assert labels is not None, "the number of patients is not known"
+        self._num_patients = int(labels.max()) + 1
         super().__init__(config, splits)
 
     @classmethod

@@ -12,14 +12,16 @@ from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
-from engine.data import Batch, CropStore, Split
+from engine.data import Batch, CropStore, MixtureStore, Split
 from engine.data.batch import num_segments
 from engine.models import Encoder
 from engine.models.layers import Projection
 from engine.objectives import OBJECTIVES, PretrainingModel
 from engine.objectives.contrast import GlobalObjective
 from engine.objectives.embedding_cache import EmbeddingCache
+from engine.objectives.protocol import LOSS_BY_SEGMENT
 from engine.options import UserError
+from engine.tasks.dataset_metrics import divide_by_shares, metrics_of_datasets
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
 from engine.tasks.protocol import StepOutput, Task
 
@@ -36,7 +38,6 @@ class PretrainingTask(Task):
     config_class = PretrainConfig
 
     def __init__(self, config: PretrainConfig, splits: Mapping[str, Split] | None = None) -> None:
-        del splits
         torch.manual_seed(config.seed)
         objective_class = OBJECTIVES[config.objective.name]
         objective = objective_class(config.objective, config.model)
@@ -46,6 +47,9 @@ class PretrainingTask(Task):
             for module in self.model.modules():
                 if isinstance(module, Projection):
                     module.reset_uniform()
+        train = None if splits is None else splits["train"].store
+        self._datasets = train.names if isinstance(train, MixtureStore) else ()
+        objective.set_by_segment(by_segment=bool(self._datasets))
         self.name = config.objective.name
         self.needs_first_pass = config.train.cache_embeddings
         self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
@@ -59,10 +63,9 @@ class PretrainingTask(Task):
             UserError: a split contains such crops.
         """
         names, unit, plan = cls.split_names(config, dataset), config.sample_unit, config.data.plan
-        splits = {name: Split(CropStore(dataset, split, unit=unit, plan=plan)) for name, split in names.items()}
+        stores = {name: CropStore(dataset, split, unit=unit, plan=plan) for name, split in names.items()}
         is_held_out = held_out(dataset)
-        for split in splits.values():
-            store = split.store
+        for store in stores.values():
             rows = np.flatnonzero(is_held_out[store.first_row + store.crop])
             if len(rows):
                 plans = plans_info(dataset).plans
@@ -73,12 +76,15 @@ class PretrainingTask(Task):
                     f"{dataset.location}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out "
                     f"from pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
                 )
-        return splits
+        return {name: Split(store) for name, store in stores.items()}
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""
         numbers = {"patient": batch.patient, "recording": batch.recording, "pair": batch.position}
         loss, metrics = model(batch.segments, numbers[self.model.objective.identity], step, row0)
+        by_segment = metrics.pop(LOSS_BY_SEGMENT, None)
+        if by_segment is not None and batch.dataset is not None and model.training:
+            metrics |= metrics_of_datasets(by_segment.view(len(batch), -1).mean(1), batch.dataset, self._datasets)
         return StepOutput(loss, metrics)
 
     @contextmanager
@@ -89,6 +95,10 @@ class PretrainingTask(Task):
         objective.cache = EmbeddingCache(objective.contrast)
         with objective.cache.first_pass():
             yield
+
+    def derive_metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        """See :class:`Task`; of a mixture, adds the loss of each dataset that has a sample in the batch."""
+        return divide_by_shares(means)
 
     def after_step(self, model: Any, step: int) -> None:
         """See :class:`Task`."""

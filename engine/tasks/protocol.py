@@ -153,6 +153,10 @@ class Task(ABC):
             step: number of the step that is done, from 0.
         """
 
+    def derive_metrics(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Returns the metrics of a training step to log, from the means over ranks and micro-batches of its metrics."""
+        return dict(means)
+
     @abstractmethod
     def make_evaluator(self, num_batches: int) -> Evaluator:
         """Returns a new evaluator for one pass over the validation split.

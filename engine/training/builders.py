@@ -10,13 +10,12 @@ from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import CheckpointInfo, check_matches
-from engine.training.data import make_loaders, open_dataset
+from engine.training.data import make_loaders, open_sources, open_splits
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
 from engine.training.metric_writers import MetricWriter, make_metric_writers
 from engine.training.micro_batch import resolve_micro_batch_size
-from engine.training.shared_splits import share_splits
 from engine.training.summary import describe_run
 from engine.training.trainer import RunState, Trainer
 
@@ -38,13 +37,14 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         config.train.micro_batches(ranks.world_size)  # reports mistakes before anything slow
     check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     config = task_class.resolve_config(config)
-    dataset = open_dataset(config, ranks)
-    splits = share_splits(lambda: task_class.open_splits(config, dataset), ranks)
-    ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in task_class.notices(config, dataset)))
+    sources = open_sources(config, ranks)
+    splits = open_splits(config, sources, task_class)
+    notices = [text for source in sources for text in task_class.notices(source.config, source.dataset)]
+    ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in notices))
     if config.validation.patience is not None and "valid" not in splits:
         raise UserError(
-            f"validation.patience needs a validation split, and {config.data.path} has no '{config.data.valid_split}': set "
-            f"data.valid_split, or validation.patience=null"
+            f"validation.patience needs a validation split, and {sources[0].dataset.path} has no '{config.data.valid_split}': "
+            f"set data.valid_split, or validation.patience=null"
         )
     keep_best = task_class.score(config).mode if config.checkpoint.keep_best else None
     checkpoints = Checkpoints(
@@ -64,13 +64,13 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         check_matches(*resumed, task.model)
     else:
         task.initialize()
-    data = make_loaders(config, dataset, splits, ranks, task)
+    data = make_loaders(config, sources, splits, ranks, task)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
     backend = DeepSpeedBackend(task.model, config, ranks)
     if resumed:
         checkpoints.load(*resumed, backend)
-    state = _make_state(config, splits["train"].store.num_samples, resumed[1] if resumed else None)
+    state = _make_state(config, data.train.order.num_samples, resumed[1] if resumed else None)
     metric_writers: list[MetricWriter] = []
     trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)
     ranks.on_main_rank(lambda: _open_outputs(trainer, memory))

@@ -1,5 +1,7 @@
-"""Opens the dataset of a run and makes its loaders."""
+"""Opens the datasets of a run and makes its loaders."""
 
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from data_tools.remote.locations import url_of
@@ -8,11 +10,26 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.shards.verification_cache import VerificationCache
 from engine.config import RunConfig
-from engine.data import Loader, SampleOrder, Split, make_loader
+from engine.data import (
+    CropStore,
+    Loader,
+    MixtureOrder,
+    MixtureStore,
+    Order,
+    SampleOrder,
+    SampleStore,
+    SectionOrder,
+    Split,
+    make_loader,
+)
+from engine.data.mixture import dataset_names, samples_per_epoch
 from engine.options import RankError, UserError
 from engine.tasks import Task
 from engine.training.distributed import Ranks
 from engine.training.shard_watch import ShardWatch
+
+# Datasets of a mixture that are opened at the same time.
+_NUM_OPENING = 4
 
 
 @dataclass(frozen=True)
@@ -42,7 +59,22 @@ class RunData:
             self.valid.close()
 
 
-def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], ranks: Ranks, task: Task) -> RunData:
+@dataclass(frozen=True)
+class Source:
+    """A dataset of a run.
+
+    Attributes:
+        dataset: the open dataset.
+        weight: its weight in the mixture; 1 if there is no other.
+        config: the run's configuration with this dataset as the only one.
+    """
+
+    dataset: Dataset
+    weight: float
+    config: RunConfig
+
+
+def make_loaders(config: RunConfig, sources: Sequence[Source], splits: dict[str, Split], ranks: Ranks, task: Task) -> RunData:
     """Makes a task's loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
@@ -51,12 +83,10 @@ def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], 
     micro_batch_size, _ = config.train.micro_batches(ranks.world_size)
     loaders = {}
     for name, split in splits.items():
-        data = config.data
-        order = SampleOrder(split.store.num_samples, config.seed, data.block_size, data.window_blocks)
         loaders[name] = make_loader(
-            data,
+            config.data,
             split.store,
-            order,
+            make_order(config, split.store, is_training=name == "train"),
             leads=config.leads,
             batch_size=micro_batch_size,
             rank=ranks.rank,
@@ -67,29 +97,82 @@ def make_loaders(config: RunConfig, dataset: Dataset, splits: dict[str, Split], 
             with_statistics=task.needs_statistics,
         )
     # What comes from object storage is checked when it is fetched.
-    watch = ShardWatch(dataset, ranks) if config.data.verify == "hash" and not dataset.is_remote else None
+    watched = [source.dataset for source in sources if not source.dataset.is_remote]
+    watch = ShardWatch(watched, ranks) if config.data.verify == "hash" and watched else None
     return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size, watch)
 
 
-def open_dataset(config: RunConfig, ranks: Ranks) -> Dataset:
-    """Opens the dataset; with ``data.verify=hash`` it verifies the shards that were not verified before, shared by the ranks.
+def make_order(config: RunConfig, store: SampleStore, *, is_training: bool) -> Order:
+    """Makes the order of the samples of ``train`` or ``valid``."""
+    data = config.data
+    shuffle = (config.seed, data.block_size, data.window_blocks)
+    if not isinstance(store, MixtureStore):
+        return SampleOrder(store.num_samples, *shuffle)
+    num_samples = [each.num_samples for each in store.stores]
+    return MixtureOrder(num_samples, store.num_per_epoch, *shuffle) if is_training else SectionOrder(num_samples, *shuffle)
+
+
+def open_sources(config: RunConfig, ranks: Ranks) -> list[Source]:
+    """Opens the datasets; with ``data.verify=hash`` it verifies the shards that were not verified before, shared by the ranks.
 
     Raises:
-        UserError, DatasetError: the dataset is missing or damaged.
+        UserError, DatasetError: a dataset is missing or damaged.
     """
-    if config.data.path is None:
-        raise UserError("data.path is missing: set it to a dataset's folder, data.path=DATASET (`ecg-data build` creates one)")
-    path = str(config.data.path)
-    cache = cache_options(config.data.cache, config.data.cache_gb)
+    data = config.data
+    if data.path is None and not data.datasets:
+        raise UserError(
+            "data.path is missing: set it to a dataset's folder, data.path=DATASET (`ecg-data build` creates one), or set "
+            "data.datasets"
+        )
+    entries = [(each.weight, data.of_dataset(each)) for each in data.datasets] or [(1.0, data)]
+    paths = [str(own.path) for _, own in entries]
+    cache = cache_options(data.cache, data.cache_gb)
     # Machines may have copies of their own; the hashes below are shared by all ranks, as if they did not.
-    dataset: Dataset = ranks.on_each_machine(lambda: Dataset.open(path, cache))
-    if len(set(ranks.gather(dataset.fingerprint))) > 1:
-        raise UserError(f"{path}: the machines have different datasets there: copy one of them to all machines")
-    if url_of(path) is not None:
-        return _open_again(dataset, path, cache, ranks)  # each process needs a connection of its own
-    if config.data.verify == "hash":
-        _verify_shards(dataset, ranks)
-    return dataset
+    opened: list[Dataset] = ranks.on_each_machine(lambda: [Dataset.open(path, cache) for path in paths])
+    fingerprints = ranks.gather([dataset.fingerprint for dataset in opened])
+    for number, path in enumerate(paths):
+        if len({own[number] for own in fingerprints}) > 1:
+            raise UserError(f"{path}: the machines have different datasets there: copy one of them to all machines")
+        if url_of(path) is not None:
+            opened[number] = _open_again(opened[number], path, cache, ranks)  # each process needs a connection of its own
+        elif data.verify == "hash":
+            _verify_shards(opened[number], ranks)
+    return [
+        Source(dataset, weight, config.model_copy(update={"data": own}))
+        for dataset, (weight, own) in zip(opened, entries, strict=True)
+    ]
+
+
+def open_splits(config: RunConfig, sources: Sequence[Source], task_class: type[Task]) -> dict[str, Split]:
+    """Opens the samples of ``train`` and, if a dataset has one, ``valid``, each a mixture if ``data.datasets`` is set.
+
+    Raises:
+        UserError, DatasetError: a split is missing or of no use, or the weights are.
+    """
+    if not config.data.datasets:
+        return task_class.open_splits(sources[0].config, sources[0].dataset)
+    with ThreadPoolExecutor(_NUM_OPENING) as pool:
+        opened = list(pool.map(lambda source: task_class.open_splits(source.config, source.dataset), sources))
+    sizes = [splits["train"].store.num_samples for splits in opened]
+    counts = samples_per_epoch(sizes, [source.weight for source in sources], config.data.temperature)
+    names = dataset_names([source.dataset.location for source in sources])
+    mixed = {}
+    for split in ("train", "valid"):
+        # What is not trained on is no part of the mixture, nor of the model's pre-training set.
+        parts = [
+            (name, _crop_store(splits[split]), count)
+            for name, splits, count in zip(names, opened, counts, strict=True)
+            if split in splits and (count or split == "valid")
+        ]
+        if parts:
+            mixed[split] = Split(MixtureStore(*zip(*parts, strict=True)))
+    return mixed
+
+
+def _crop_store(split: Split) -> CropStore:
+    assert isinstance(split.store, CropStore), "each dataset of a mixture has a store of its own"
+    assert split.labels is None, "mixtures have no labels"
+    return split.store
 
 
 def _open_again(dataset: Dataset, path: str, cache: CacheOptions, ranks: Ranks) -> Dataset:

@@ -8,12 +8,14 @@ import torch
 
 from data_tools.shards.manifest import DatasetError
 from engine.config import RunConfig
-from engine.data import Batch, Loader
+from engine.data import Batch, Loader, MixtureStore
+from engine.data.mixture import SECTION_SIZE
 from engine.device import DTYPES
 from engine.options import RankError
 from engine.tasks import StepOutput, Task
 from engine.training.data import RunData
 from engine.training.distributed import Ranks
+from engine.training.metric_writers import ACCURACY
 
 
 def next_batch(loader: Loader, ranks: Ranks) -> Batch:
@@ -51,7 +53,9 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns a task's metrics over the validation split, the same on every rank; random draws are the same in every call.
 
-    The last global batch is filled up with samples from the beginning of the split, as all batches have the same size.
+    The last global batch is filled up with samples from the beginning of the split, as all batches have the same size. Of a
+    mixture each dataset is evaluated on its own: its metrics are METRIC/DATASET, and METRIC is their mean, weighted as in
+    training.
 
     Args:
         config: the run's configuration.
@@ -61,15 +65,32 @@ def evaluate(
         ranks: all ranks call this together.
         on_batch: called before each batch.
     """
-    assert data.valid is not None
+    loader, store = data.valid, data.splits["valid"].store
+    assert loader is not None
     global_batch_size = data.micro_batch_size * ranks.world_size
-    num_batches = -(-data.splits["valid"].store.num_samples // global_batch_size)
-    num_batches = min(num_batches, config.validation.max_batches or num_batches)
-    evaluator = task.make_evaluator(num_batches)
-    data.valid.seek(0)
-    for number in range(num_batches):
-        row0 = number * global_batch_size + ranks.rank * data.micro_batch_size
-        on_batch()
-        batch = next_batch(data.valid, ranks)
-        evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=config.train.precision))
-    return evaluator.compute()
+
+    def evaluate_section(cursor: int, num_samples: int) -> dict[str, float]:
+        num_batches = -(-num_samples // global_batch_size)
+        num_batches = min(num_batches, config.validation.max_batches or num_batches)
+        evaluator = task.make_evaluator(num_batches)
+        loader.seek(cursor)
+        for number in range(num_batches):
+            row0 = number * global_batch_size + ranks.rank * data.micro_batch_size
+            on_batch()
+            batch = next_batch(loader, ranks)
+            evaluator.update(batch, run_batch(task, model, batch, step=0, row0=row0, precision=config.train.precision))
+        return evaluator.compute()
+
+    if not isinstance(store, MixtureStore):
+        return evaluate_section(0, store.num_samples)
+    sections = [evaluate_section(number * SECTION_SIZE, each.num_samples) for number, each in enumerate(store.stores)]
+    # Without a dataset that is also trained on, all count the same.
+    weights = store.num_per_epoch if any(store.num_per_epoch) else [1] * len(sections)
+    total = sum(weights)
+    means = {
+        name: sum(weight * own[name] for weight, own in zip(weights, sections, strict=True)) / total for name in sections[0]
+    }
+    own = [
+        (f"{name}/{dataset}", value) for dataset, own in zip(store.names, sections, strict=True) for name, value in own.items()
+    ]
+    return means | {name: value for name, value in own if name.startswith(("loss/", ACCURACY))}

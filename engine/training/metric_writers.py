@@ -167,8 +167,8 @@ class _Status:
 
 
 def select(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns the metrics whose names have a prefix, without the prefix."""
-    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix)}
+    """Returns the metrics whose names have a prefix, without it; but none of a single dataset, "NAME/DATASET"."""
+    return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and "/" not in name}
 
 
 def describe_accuracies(accuracies: Mapping[str, float], chance: Mapping[str, float]) -> str:

@@ -6,6 +6,7 @@ Checking every crop as it is read would halve the speed of the reader (benchmark
 
 import itertools
 import threading
+from collections.abc import Sequence
 
 from data_tools.shards.dataset import Dataset
 from engine.options import RankError
@@ -16,17 +17,17 @@ class ShardWatch:
     """Hashes the shards in a thread, each once per epoch, evenly over the epoch; the ranks share the shards.
 
     Args:
-        dataset: the dataset.
+        datasets: the datasets.
         ranks: the ranks.
     """
 
-    def __init__(self, dataset: Dataset, ranks: Ranks) -> None:
-        self._dataset = dataset
+    def __init__(self, datasets: Sequence[Dataset], ranks: Ranks) -> None:
         self._rank = ranks.rank
-        self._shards = dataset.manifest.shards[ranks.rank :: ranks.world_size]
+        shards = [(dataset, shard) for dataset in datasets for shard in dataset.manifest.shards]
+        self._shards = shards[ranks.rank :: ranks.world_size]
         self._due = threading.Semaphore(0)
         self._num_due, self._num_hashed = 0.0, 0
-        self._problem: str | None = None
+        self._problem: tuple[Dataset, str] | None = None
         self._closed = False
         threading.Thread(target=self._hash, name="shard-watch", daemon=True).start()
 
@@ -37,10 +38,10 @@ class ShardWatch:
             RankError: a shard has changed.
         """
         if self._problem is not None:
+            dataset, problem = self._problem
             raise RankError(
-                f"rank {self._rank}: {self._dataset.location}: {self._problem}: the dataset has changed since the run "
-                "started, and checkpoints of the last epoch may have learned from it; check it with "
-                f"`ecg-data verify {self._dataset.location}`"
+                f"rank {self._rank}: {dataset.location}: {problem}: the dataset has changed since the run started, and "
+                f"checkpoints of the last epoch may have learned from it; check it with `ecg-data verify {dataset.location}`"
             )
         # If training is faster than hashing, a pass takes longer than an epoch.
         num_due = min(self._num_due + epochs * len(self._shards), self._num_hashed + len(self._shards))
@@ -54,12 +55,12 @@ class ShardWatch:
         self._due.release()
 
     def _hash(self) -> None:
-        for shard in itertools.cycle(self._shards):
+        for dataset, shard in itertools.cycle(self._shards):
             self._due.acquire()
             if self._closed:
                 return
-            problems = self._dataset.verify_shards([shard])
+            problems = dataset.verify_shards([shard])
             if problems:
-                self._problem = problems[0]
+                self._problem = dataset, problems[0]
                 return
             self._num_hashed += 1

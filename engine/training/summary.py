@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
+from engine.data import MixtureStore
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
@@ -61,7 +62,7 @@ def describe_run(trainer: Trainer, memory: str) -> str:
         {
             "task": trainer.task.name,
             "model": f"{_num_parameters(trainer) / 1e6:.1f}M parameters, {config.train.precision}",
-            "crops": f"{counts}, read with {data.train.name} from {config.data.path}",
+            "crops": f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
             "device": device_name(trainer.ranks.device),
             "batch": _describe_batch(trainer, memory),
@@ -69,6 +70,15 @@ def describe_run(trainer: Trainer, memory: str) -> str:
             "output": str(config.output_dir),
         }
     )
+
+
+def _describe_sources(trainer: Trainer) -> str:
+    store = trainer.data.splits["train"].store
+    if not isinstance(store, MixtureStore):
+        return store.locations[0]
+    total = sum(store.num_per_epoch)
+    parts = [f"{name} {count / total:.1%}" for name, count in zip(store.names, store.num_per_epoch, strict=True)]
+    return f"a mixture with {total:,} per epoch: {', '.join(parts)}"
 
 
 def _num_parameters(trainer: Trainer) -> int:
@@ -104,7 +114,7 @@ def conclude_run(trainer: Trainer) -> None:
         return
     summary = summarize(
         metrics,
-        num_crops=trainer.data.splits["train"].store.num_samples,
+        num_crops=trainer.data.train.order.num_samples,
         num_parameters=_num_parameters(trainer),
         world_size=trainer.ranks.world_size,
         device=trainer.ranks.device,

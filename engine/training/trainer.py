@@ -159,7 +159,7 @@ class Trainer:
         clock = StepClock(self.ranks.device)
         step = self.state.step
         if self.data.watch is not None:
-            self.data.watch.advance(self.config.train.batch_size / self.data.splits["train"].store.num_samples)
+            self.data.watch.advance(self.config.train.batch_size / self.data.train.order.num_samples)
         _, num_micro_batches = self.config.train.micro_batches(self.ranks.world_size)
         cursor: int = self.data.train.state_dict()["cursor"]
         rate = self.config.optimizer.learning_rate * self.config.optimizer.schedule.factor(step, self.state.num_steps)
@@ -226,9 +226,9 @@ class Trainer:
         batch_size = self.config.train.batch_size
         row: dict[str, float | int] = {
             "step": metrics.step,
-            **metrics.means,
+            **self.task.derive_metrics(metrics.means),
             "learning_rate": in_flight.learning_rate,
-            "epoch": (in_flight.cursor + batch_size) / self.data.splits["train"].store.num_samples,
+            "epoch": (in_flight.cursor + batch_size) / self.data.train.order.num_samples,
             "crops_per_second": batch_size / seconds,
             "mfu": self.flops_per_step / seconds / self.peak_flops,
             "data_wait_share": metrics.data_wait_seconds / seconds,

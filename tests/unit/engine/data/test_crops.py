@@ -39,7 +39,7 @@ def test_recordings_and_patients_are_numbered_in_order_of_appearance(store: Crop
     assert store.recording.tolist() == [sorted(set(recordings)).index(recording) for recording in recordings]
     patients = [recording // 2 for recording in recordings]
     assert store.patient.tolist() == [sorted(set(patients)).index(patient) for patient in patients]
-    assert store.patient.dtype == store.recording.dtype == np.int64
+    assert store.patient.dtype == store.recording.dtype == store.crop.dtype == np.int32
 
 
 def test_content_is_what_was_written_in_any_order_of_rows(store: CropStore) -> None:

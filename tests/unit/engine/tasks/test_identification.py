@@ -9,12 +9,13 @@ import torch
 from dataset_fixtures import write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from data_tools.shards.dataset import Dataset
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
 from engine.config import FinetuneConfig
-from engine.data import random_batch
+from engine.data import Split, random_batch
 from engine.models import load
 from engine.tasks import IdentificationTask
 from engine.tasks.identification import find_pairs
@@ -56,13 +57,17 @@ def test_a_pair_is_of_one_patient_and_if_possible_of_two_recordings(segments: li
         assert (recording[pairs.gallery] != recording[pairs.probe]).all()
 
 
+def patients(split: Split) -> NDArray[np.int64]:
+    return split.store.numbers(np.arange(split.store.num_samples)).patient
+
+
 def test_training_compares_patients_and_the_exported_encoder_gives_the_embeddings(dataset: Dataset, tmp_path: Path) -> None:
     run = config()
     splits = IdentificationTask.open_splits(run, dataset)
     assert splits["train"].store.num_samples == 24
     assert splits["valid"].store.num_samples == 8  # one crop of each of two recordings; the third patient has one recording
     task = IdentificationTask(run, splits)
-    labels = torch.from_numpy(splits["train"].store.patient)
+    labels = torch.from_numpy(patients(splits["train"]))
     batch = random_batch(24, num_leads=12, pair=task.pair, device=torch.device("cpu"))
     batch = type(batch)(**vars(batch) | {"labels": labels})
     output = task.compute(task.model, batch, torch.tensor(0), torch.tensor(0))
@@ -96,7 +101,7 @@ def test_patients_with_one_recording_are_found_by_their_segments(tmp_path: Path,
     assert "fewer than two patients have two recordings, so rank1 compares two segments of one recording" in (
         capsys.readouterr().err
     )
-    assert len(set(splits["valid"].store.patient.tolist())) == 2
+    assert len(np.unique(patients(splits["valid"]))) == 2
 
 
 def test_patients_of_a_plans_split_are_numbered_from_0(tmp_path: Path) -> None:
@@ -106,7 +111,7 @@ def test_patients_of_a_plans_split_are_numbered_from_0(tmp_path: Path) -> None:
     splits = IdentificationTask.open_splits(run, dataset)
     for split in splits.values():
         assert split.labels is not None
-        assert set(split.labels) == set(range(len(set(split.store.patient.tolist()))))
-    assert splits["train"].store.patient.max() >= 4  # as numbered in the whole dataset
+        assert set(split.labels) == set(range(len(np.unique(patients(split)))))
+    assert patients(splits["train"]).max() >= 4  # as numbered in the whole dataset
     weights = dict(IdentificationTask(run, splits).model.named_parameters())
     assert weights["loss.arcface.weight"].shape == (4, 16)  # of 20 patients 8 are in train

@@ -66,7 +66,7 @@ def test_every_kind_of_label_gives_a_loss_predictions_and_a_score(simulated_data
     run = config(task=options)
     splits = LabelTask.open_splits(run, dataset)
     task = LabelTask(run, splits)
-    assert splits["train"].store.half is not None
+    assert splits["train"].store.has_halves
     assert splits["train"].labels is not None
     rows = slice(0, 16)
     labels = torch.from_numpy(splits["train"].labels[rows])

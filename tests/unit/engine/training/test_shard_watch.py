@@ -28,7 +28,7 @@ def hash_everything(watch: ShardWatch, num_shards: int) -> None:
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_shard_that_changes_is_named(tmp_path: Path, rank: int) -> None:
     folder = write_dataset(tmp_path / "set", {"pretrain": 12}, crops_per_shard=3)
-    with closing(ShardWatch(Dataset.open(folder), Ranks(rank, 2, torch.device("cpu")))) as watch:
+    with closing(ShardWatch([Dataset.open(folder)], Ranks(rank, 2, torch.device("cpu")))) as watch:
         hash_everything(watch, 2)
         shard = sorted((folder / "shards").glob("*.tar"))[2 + rank]
         before = shard.stat()
@@ -44,7 +44,7 @@ def test_a_shard_that_changes_is_named(tmp_path: Path, rank: int) -> None:
 
 def test_a_fast_run_does_not_pile_up_work(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "set", {"pretrain": 3})
-    with closing(ShardWatch(Dataset.open(folder), Ranks(0, 1, torch.device("cpu")))) as watch:
+    with closing(ShardWatch([Dataset.open(folder)], Ranks(0, 1, torch.device("cpu")))) as watch:
         for _ in range(1000):
             watch.advance(5)
         assert watch._num_due <= watch._num_hashed + 1
@@ -52,5 +52,5 @@ def test_a_fast_run_does_not_pile_up_work(tmp_path: Path) -> None:
 
 def test_a_rank_without_a_shard_has_nothing_to_do(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "set", {"pretrain": 3})
-    with closing(ShardWatch(Dataset.open(folder), Ranks(5, 6, torch.device("cpu")))) as watch:
+    with closing(ShardWatch([Dataset.open(folder)], Ranks(5, 6, torch.device("cpu")))) as watch:
         watch.advance(1)

@@ -1,0 +1,243 @@
+"""What a :class:`engine.data.crops.CropStore` knows of its samples: 24 bytes for each, which all ranks of a machine share.
+
+Each rank makes a small one itself. One of :data:`SHARED_SAMPLES` or more is made once, kept in the user's cache folder, and
+mapped into memory by every rank and run that needs it, so that it is in the machine's memory once.
+"""
+
+import fcntl
+import functools
+import glob
+import hashlib
+import itertools
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
+from data_tools.scratch_database import read_batches
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import SAMPLES_FILE
+from data_tools.shards.plans import PATIENT_COLUMN, plans_info
+from data_tools.shards.store import PLACE_DTYPE, ShardStore
+from data_tools.shards.tables import open_samples
+from engine.options import SampleUnit
+
+SHARED_SAMPLES = 20_000
+
+_SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
+_COLUMNS = ("shard", "offset", "num_valid_samples")
+_NAMES_AT_A_TIME = 1 << 22
+_VERSION = 2
+_KEPT_SECONDS = 30 * 24 * 3600.0
+
+
+class CropIndex(NamedTuple):
+    """The samples of a split, N of them; see :class:`engine.data.crops.CropStore`.
+
+    Attributes:
+        crop: int32 [N].
+        half: int8 [N]; ``None`` if samples are crops.
+        num_valid: int16 [N], number of samples of each segment's crop before the padding; ``None`` if samples are crops.
+        place: [N] of PLACE_DTYPE, where each crop is in the shards.
+        recording: int32 [N].
+        patient: int32 [N].
+    """
+
+    crop: npt.NDArray[np.int32]
+    half: npt.NDArray[np.int8] | None
+    num_valid: npt.NDArray[np.int16] | None
+    place: npt.NDArray[np.void]
+    recording: npt.NDArray[np.int32]
+    patient: npt.NDArray[np.int32]
+
+
+class Selection(NamedTuple):
+    """Which samples are in an index; for the fields see :class:`engine.data.crops.CropStore`.
+
+    Attributes:
+        segments: int8 [rows of the plan], the segment of each crop that a plan has chosen, -1 for both; ``None``: no plan.
+        fingerprint: of the dataset and the chosen crops.
+    """
+
+    split: str
+    plan: str | None
+    unit: SampleUnit
+    chosen: npt.NDArray[np.bool_] | None
+    segments: npt.NDArray[np.int8] | None
+    fingerprint: str
+
+
+def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
+    """Returns the index of a selection; one without samples is empty.
+
+    Args:
+        dataset: the dataset.
+        shards: the shards of the split, or with a plan all.
+        selection: which samples.
+
+    Raises:
+        DatasetError: the table cannot be read.
+    """
+    make = functools.partial(_make_index, dataset, shards, selection)
+    splits = dataset.splits if selection.plan is not None else (selection.split,)
+    if sum(dataset.manifest.counts[split].crops for split in splits) < SHARED_SAMPLES:
+        return make()
+    plans = dataset.manifest.splits
+    key = [_VERSION, selection.fingerprint, selection.split, selection.plan, selection.unit]
+    key += [dataset.manifest.tables[SAMPLES_FILE].sha256, plans and plans.sha256]
+    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ecg-engine" / "crops"
+    return _share(folder / name, make)
+
+
+def _share(folder: Path, make: Callable[[], CropIndex]) -> CropIndex:
+    """Returns the index in a folder, mapped into memory; the first process of the machine to need it makes it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = folder.with_suffix(".lock").open("w")
+        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also if the process dies
+    except OSError:
+        return make()  # the folder only saves time and memory
+    with lock:
+        index = _map(folder)
+        if index is None:
+            index = make()
+            with suppress(OSError):
+                _write(folder, index)
+                _remove_unused(folder.parent)
+                index = _map(folder) or index
+        return index
+
+
+def _write(folder: Path, index: CropIndex) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
+    try:
+        for name, array in index._asdict().items():
+            if array is not None:
+                np.save(partial / f"{name}.npy", array, allow_pickle=False)
+        partial.rename(folder)
+    except OSError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def _map(folder: Path) -> CropIndex | None:
+    """Maps the arrays of a folder; ``None``: there are none, or they are damaged."""
+    try:
+        arrays: dict[str, Any] = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
+        index = CropIndex(**{"half": None, "num_valid": None, **arrays})
+        os.utime(folder)
+    except (OSError, ValueError, TypeError):
+        return None
+    return index if len({len(array) for array in arrays.values()}) == 1 else None
+
+
+def _remove_unused(parent: Path) -> None:
+    """Removes what has not been used for a month; a process that still has it mapped keeps it."""
+    for path in parent.iterdir():
+        with suppress(OSError):
+            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
+    stored = dataset.splits if selection.plan is not None else (selection.split,)
+    places, lengths = [np.empty(0, PLACE_DTYPE)], [np.empty(0, np.int16)]
+    for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
+        places.append(shards.locate(table))
+        lengths.append(table["num_valid_samples"].to_numpy().astype(np.int16))
+    num_valid = np.concatenate(lengths)
+    crop, half = _choose((num_valid // SEGMENT_SAMPLES).astype(np.int8), selection)
+    own_valid = None if half is None else num_valid[crop]
+    place = np.concatenate(places)
+    del places, lengths, num_valid  # memory counts here: there may be a hundred million crops
+    num_rows = len(place)
+    place = place[crop] if len(crop) < num_rows or half is not None else place
+    return CropIndex(crop, half, own_valid, place, *_number_recordings_and_patients(dataset, selection, crop, num_rows))
+
+
+def _choose(
+    num_segments: npt.NDArray[np.int8], selection: Selection
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int8] | None]:
+    """Returns crop and half of the samples, from the number of complete segments of each crop."""
+    if selection.chosen is not None:
+        assert selection.chosen.shape == num_segments.shape, f"unexpected shape {selection.chosen.shape}"
+        num_segments = np.where(selection.chosen, num_segments, 0)
+    if selection.unit == "crop":
+        return np.flatnonzero(num_segments == _SEGMENTS_PER_CROP).astype(np.int32), None
+    crop = np.repeat(np.arange(len(num_segments), dtype=np.int32), num_segments)
+    half = np.concatenate([np.zeros(min(1, len(crop)), np.int8), (crop[1:] == crop[:-1]).astype(np.int8)])
+    if selection.segments is not None:
+        is_used = (selection.segments[crop] < 0) | (selection.segments[crop] == half)
+        crop, half = crop[is_used], half[is_used]
+    return crop, half
+
+
+def _number_recordings_and_patients(
+    dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32], num_rows: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """Numbers the recordings and patients of some crops, rows of a split or with a plan of the table."""
+    split, plan = selection.split, selection.plan
+    with open_samples(dataset.path / SAMPLES_FILE) as database:
+        database.execute("SET preserve_insertion_order = true")
+        patient = "source, patient"
+        if plan is None:
+            recordings, patients = (
+                number_by_appearance(_hash_names(database, split, names, num_rows)[crops])
+                for names in ("source, recording", patient)
+            )
+            return recordings, patients
+        # Numbers of all crops, so that they are the same in all splits.
+        recordings = number_by_appearance(_hash_names(database, None, "source, recording", num_rows))[crops]
+        if plans_info(dataset).has_patients:
+            table = glob.escape(str(dataset.path / plans_info(dataset).file))
+            database.read_parquet(table).create_view("samples", replace=True)
+            patient = PATIENT_COLUMN
+        return recordings, number_by_appearance(_hash_names(database, None, patient, num_rows))[crops]
+
+
+def _hash_names(database: duckdb.DuckDBPyConnection, split: str | None, names: str, num_rows: int) -> npt.NDArray[np.uint64]:
+    """Returns hashes of names, uint64 [num_rows], which stand for them: among 10^8 names, two are alike once in 4,000 datasets.
+
+    Args:
+        database: contains the view ``samples``.
+        split: name of the stored split; ``None``: all of the table.
+        names: columns that together are the name.
+        num_rows: number of rows of the split or table.
+    """
+    hashes, start = np.empty(num_rows, np.uint64), 0
+    where, parameters = ("", []) if split is None else ("WHERE split = ?", [split])
+    query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (no part of it is the user's)
+    for batch in read_batches(database, query, parameters):
+        hashes[start : start + len(batch)] = batch["hash"].to_numpy()
+        start += len(batch)
+    assert start == num_rows, f"expected {num_rows} rows, got {start}"
+    return hashes
+
+
+def number_by_appearance(names: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """Numbers equal values from 0 in order of appearance: uint64 [n] -> int32 [n]."""
+    first_rows = np.empty(len(names), np.int32)
+    # Some values at a time: the table of all would be larger than everything else here.
+    mask = min(255, (1 << (len(names) // _NAMES_AT_A_TIME).bit_length()) - 1)
+    low_bytes = names.view(np.uint8)[::8] & np.uint8(mask)
+    for part in range(mask + 1):
+        rows = np.flatnonzero(low_bytes == part).astype(np.int32)
+        codes = pa.array(names[rows]).dictionary_encode().indices.to_numpy()  # in order of appearance
+        is_first = np.diff(np.maximum.accumulate(codes), prepend=-1) > 0
+        first_rows[rows] = rows[is_first][codes]
+    numbers = np.cumsum(first_rows == np.arange(len(names), dtype=np.int32), dtype=np.int32)
+    numbers -= 1
+    return numbers[first_rows]
