@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from _cluster_model import RANKS_PER_MACHINE, cluster_costs
 from _communication import ring_bytes
+from _data_demand import data_demand
 from _tables import Result, Table
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
@@ -102,6 +103,7 @@ def scaling_page(results: Mapping[str, Result]) -> str:
         traffic = stages.get(costs[-1]["config"]["zero"], {})
         table = cluster_costs(costs[-1], traffic, cluster.node_bandwidth, cluster.network_bandwidth)
         parts += ["## Start-up, checkpoints and communication", _costs_introduction(costs[-1]), table.markdown()]
+    parts += data_demand(results)
     on_cpu = [result for result in scalings if not result["environment"]["gpus"]]
     if on_cpu:
         parts += ["## The model compared with CPU ranks", _cpu_check(on_cpu[-1])]

@@ -19,10 +19,11 @@ import data_tools.scratch_database
 import data_tools.shards.tables
 from data_tools.build.planning import make_plan
 from data_tools.build.staging import INDEX_DTYPE, index_path
+from data_tools.files import hash_file
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import SAMPLES_FILE, BuildInfo, IndexInfo, Manifest, ShardInfo, SplitCounts
+from data_tools.shards.manifest import SAMPLES_FILE, BuildInfo, FileInfo, IndexInfo, Manifest, ShardInfo, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, write_groups
 
 CROPS_PER_CHUNK = 640
@@ -75,8 +76,10 @@ def write_table(folder: Path, num_crops: int) -> Dataset:
         segments=2 * num_crops,
     )
     build = BuildInfo(tool_version="0", source="test", options={})
-    manifest = Manifest(counts={SPLIT: counts}, shards=tuple(shards), tables={}, build=build, fingerprint="0" * 64)
-    return Dataset(folder, manifest)
+    path = folder / SAMPLES_FILE
+    tables = {SAMPLES_FILE: FileInfo(size=path.stat().st_size, sha256=hash_file(path))}
+    manifest = Manifest(counts={SPLIT: counts}, shards=tuple(shards), tables=tables, build=build, fingerprint="0" * 64)
+    return Dataset(folder, manifest.with_fingerprint())
 
 
 def _shard_tables(num_crops: int) -> Iterator[pa.Table]:

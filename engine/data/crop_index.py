@@ -6,7 +6,6 @@ mapped into memory by every rank and run that needs it, so that it is in the mac
 
 import fcntl
 import functools
-import glob
 import hashlib
 import itertools
 import json
@@ -15,6 +14,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ import pyarrow as pa
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import SAMPLES_FILE
+from data_tools.shards.manifest import SAMPLES_FILE, DatasetError
 from data_tools.shards.plans import PATIENT_COLUMN, plans_info
 from data_tools.shards.store import PLACE_DTYPE, ShardStore
 from data_tools.shards.tables import open_samples
@@ -38,6 +38,7 @@ SHARED_SAMPLES = 20_000
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
 _NAMES_AT_A_TIME = 1 << 22
+_MANY_ROWS = 30_000_000  # for which both numberings at the same time would take too much memory
 _VERSION = 2
 _KEPT_SECONDS = 30 * 24 * 3600.0
 
@@ -189,26 +190,31 @@ def _number_recordings_and_patients(
     dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32], num_rows: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
     """Numbers the recordings and patients of some crops, rows of a split or with a plan of the table."""
-    split, plan = selection.split, selection.plan
-    with open_samples(dataset.path / SAMPLES_FILE) as database:
-        database.execute("SET preserve_insertion_order = true")
-        patient = "source, patient"
-        if plan is None:
-            recordings, patients = (
-                number_by_appearance(_hash_names(database, split, names, num_rows)[crops])
-                for names in ("source, recording", patient)
+    split, names = (selection.split if selection.plan is None else None), ["source, recording", "source, patient"]
+    path = dataset.path / SAMPLES_FILE
+    if selection.plan is not None and plans_info(dataset).has_patients:
+        names[1] = PATIENT_COLUMN
+
+    def number(name: str) -> npt.NDArray[np.int32]:
+        table = dataset.path / plans_info(dataset).file if name == PATIENT_COLUMN else path
+        with open_samples(table) as database:
+            hashes = _hash_names(database, split, name, num_rows)
+        if hashes is None:
+            where = "" if split is None else f" of split {split}"
+            raise DatasetError(
+                f"{table}: has not {num_rows} rows{where}, as the manifest says; run `ecg-data verify {dataset.path}`"
             )
-            return recordings, patients
-        # Numbers of all crops, so that they are the same in all splits.
-        recordings = number_by_appearance(_hash_names(database, None, "source, recording", num_rows))[crops]
-        if plans_info(dataset).has_patients:
-            table = glob.escape(str(dataset.path / plans_info(dataset).file))
-            database.read_parquet(table).create_view("samples", replace=True)
-            patient = PATIENT_COLUMN
-        return recordings, number_by_appearance(_hash_names(database, None, patient, num_rows))[crops]
+        # Of a plan, all crops are numbered, so that the numbers are the same in all of its splits.
+        return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
+
+    with ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
+        recording, patient = pool.map(number, names)
+    return recording, patient
 
 
-def _hash_names(database: duckdb.DuckDBPyConnection, split: str | None, names: str, num_rows: int) -> npt.NDArray[np.uint64]:
+def _hash_names(
+    database: duckdb.DuckDBPyConnection, split: str | None, names: str, num_rows: int
+) -> npt.NDArray[np.uint64] | None:
     """Returns hashes of names, uint64 [num_rows], which stand for them: among 10^8 names, two are alike once in 4,000 datasets.
 
     Args:
@@ -216,15 +222,18 @@ def _hash_names(database: duckdb.DuckDBPyConnection, split: str | None, names: s
         split: name of the stored split; ``None``: all of the table.
         names: columns that together are the name.
         num_rows: number of rows of the split or table.
+
+    Returns:
+        The hashes; ``None``: the table has another number of rows.
     """
+    database.execute("SET preserve_insertion_order = true")
     hashes, start = np.empty(num_rows, np.uint64), 0
     where, parameters = ("", []) if split is None else ("WHERE split = ?", [split])
     query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (no part of it is the user's)
     for batch in read_batches(database, query, parameters):
-        hashes[start : start + len(batch)] = batch["hash"].to_numpy()
+        hashes[start : start + len(batch)] = batch["hash"].to_numpy()[: max(0, num_rows - start)]
         start += len(batch)
-    assert start == num_rows, f"expected {num_rows} rows, got {start}"
-    return hashes
+    return hashes if start == num_rows else None
 
 
 def number_by_appearance(names: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:

@@ -120,6 +120,18 @@ def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropS
     np.testing.assert_array_equal(read(pieces, list(rows)), read(store, list(rows)))
 
 
+@pytest.mark.parametrize("split", ["valid", "pretrain"])
+def test_a_table_with_other_splits_than_the_manifest_is_refused(dataset: Dataset, tmp_path: Path, split: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(dataset.path, folder)
+    table = pq.read_table(folder / "samples.parquet")
+    column = ["pretrain"] * 30 + [split] * 40
+    table = table.set_column(table.schema.get_field_index("split"), "split", [column])
+    pq.write_table(table, folder / "samples.parquet")
+    with pytest.raises(DatasetError, match=r"samples\.parquet: has not 60 rows of split pretrain, as the manifest says"):
+        CropStore(Dataset(folder, dataset.manifest), "pretrain")
+
+
 def test_a_table_that_names_another_shard_is_refused(dataset: Dataset) -> None:
     shards = tuple(shard for shard in dataset.manifest.shards if not shard.file.endswith("pretrain-000001.tar"))
     other = Dataset(dataset.path, dataset.manifest.model_copy(update={"shards": shards}))

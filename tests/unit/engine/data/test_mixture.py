@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from data_tools.shards.dataset import Dataset
-from engine.data import CropStore, DataOptions, MixtureOrder, MixtureStore, SampleOrder, SectionOrder, make_loader
+from engine.data import (
+    CropStore,
+    DataOptions,
+    MixtureOrder,
+    MixtureStore,
+    SampleOrder,
+    SectionOrder,
+    find_pretraining_set,
+    make_loader,
+)
 from engine.data.loader import LoaderStateError
 from engine.data.mixture import SECTION_SIZE, dataset_names, samples_per_epoch
 from engine.options import UserError
@@ -173,6 +182,18 @@ def test_numbers_and_keys_of_datasets_do_not_collide(mixture: MixtureStore) -> N
         own = numbers.patient[numbers.dataset == number]
         assert (own - own.min()).tolist() == store.patient.tolist()
     assert mixture.keys([60, 0]) == [f"zarr: {crop_key('pretrain', 8)}", f"tar: {crop_key('pretrain', 0)}"]
+
+
+def test_the_pretraining_set_has_the_crops_of_all_datasets(
+    mixture: MixtureStore, dataset: Dataset, zarr_dataset: Dataset
+) -> None:
+    found = find_pretraining_set({"pretraining_set": mixture.origin})
+    assert found is not None
+    for each, split, expected in ((dataset, "pretrain", 60), (zarr_dataset, "pretrain", 25), (zarr_dataset, "valid", 0)):
+        crops = np.zeros(sum(counts.crops for counts in each.manifest.counts.values()), np.bool_)
+        row = each.first_row(split)
+        crops[row : row + each.manifest.counts[split].crops] = True
+        assert found.count_overlap(each, crops) == expected
 
 
 def test_segments_of_datasets_are_mixed_too(dataset: Dataset, zarr_dataset: Dataset) -> None:

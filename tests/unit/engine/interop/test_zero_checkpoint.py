@@ -15,7 +15,7 @@ from tiny_model import tiny_model
 from torch import Tensor
 
 import engine.models
-from engine.data import PretrainingSet, find_pretraining_set
+from engine.data import PretrainingMixture, PretrainingSet, find_pretraining_set
 from engine.interop.deepspeed_files import convert_checkpoint, join_pieces
 from engine.interop.native import load_tensors, objective_section
 from engine.interop.zero_checkpoint import import_checkpoint
@@ -86,6 +86,9 @@ def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
     provenance = engine.models.load(tmp_path / "model").config.provenance
     assert find_pretraining_set(provenance) == PretrainingSet.model_validate(origin)
     assert find_pretraining_set({}) is None
+    assert find_pretraining_set({"pretraining_set": {"mixture": [{"dataset": "abc"}]}}) is None
+    mixture = {"mixture": [origin, {**origin, "dataset": "xyz"}]}
+    assert find_pretraining_set({"pretraining_set": mixture}) == PretrainingMixture.model_validate(mixture)
 
 
 def test_of_a_run_the_checkpoint_with_the_lowest_loss_is_converted_or_the_newest(tmp_path: Path) -> None:

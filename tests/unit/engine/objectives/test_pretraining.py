@@ -10,6 +10,7 @@ from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTenso
 
 from engine.models import Encoder, EncoderOptions
 from engine.objectives import OBJECTIVES, PretrainingModel
+from engine.objectives.protocol import LOSS_BY_SEGMENT
 from engine.objectives.w2v_cmsc import W2VCMSCOptions
 
 
@@ -47,6 +48,24 @@ def test_every_parameter_is_trained_and_the_parts_add_up(case: str) -> None:
     assert loss.dtype == torch.float32
     parts = [value.item() for name, value in metrics.items() if name.startswith("loss")]
     assert sum(parts) == pytest.approx(loss.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("case", EVERY_OBJECTIVE)
+def test_the_loss_is_the_mean_of_the_segments_losses_and_not_changed_by_them(case: str) -> None:
+    model = tiny_model(case)
+    batch = random_batch(4)
+    loss, metrics = model(*batch, step=0)
+    model.objective.set_by_segment(by_segment=True)
+    same, with_segments = model(*batch, step=0)
+    by_segment = with_segments.pop(LOSS_BY_SEGMENT)
+    assert same == loss
+    assert with_segments == metrics
+    assert by_segment.shape == (8,)
+    assert not by_segment.requires_grad
+    assert by_segment.mean().item() == pytest.approx(loss.item(), rel=1e-6)
+    if not case.startswith("w2v"):
+        # A segment like no other has a higher loss than the mean.
+        assert by_segment.max() > loss
 
 
 def test_loss_is_a_pure_function_of_weights_batch_step_and_row() -> None:

@@ -54,3 +54,12 @@ def test_a_rank_without_a_shard_has_nothing_to_do(tmp_path: Path) -> None:
     folder = write_dataset(tmp_path / "set", {"pretrain": 3})
     with closing(ShardWatch([Dataset.open(folder)], Ranks(5, 6, torch.device("cpu")))) as watch:
         watch.advance(1)
+
+
+def test_the_shards_of_every_dataset_are_watched(tmp_path: Path) -> None:
+    folders = [write_dataset(tmp_path / name, {"pretrain": 3}) for name in ("first", "second")]
+    with closing(ShardWatch([Dataset.open(folder) for folder in folders], Ranks(0, 1, torch.device("cpu")))) as watch:
+        hash_everything(watch, 2)
+        (folders[1] / "shards" / "pretrain-000000.tar").unlink()
+        with pytest.raises(RankError, match=f"{folders[1]}: .*missing"):
+            hash_everything(watch, 2)
