@@ -221,7 +221,7 @@ def _build(options: argparse.Namespace) -> int:
         format=options.format,
         compression=options.compression,
     )
-    with output_folder(options.out, what, plan, options.patients) as out:
+    with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:
         summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)
         if summary.was_finished:
             _print("already built with the same options; nothing to do")

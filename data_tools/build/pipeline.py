@@ -35,6 +35,7 @@ from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_c
 from data_tools.build.summary import BuildSummary, by_reason
 from data_tools.build.workers import Workers
 from data_tools.files import sync
+from data_tools.remote.locations import display
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
     REJECTED_FILE,
@@ -124,7 +125,9 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
     manifest = read_manifest(out)
     other = difference(manifest.build.model_dump(mode="json"), identity(options))
     if other:
-        raise BuildError(f"{out}: contains a dataset with other options ({other}); choose another folder, or remove this one")
+        raise BuildError(
+            f"{display(out)}: contains a dataset with other options ({other}); choose another folder, or remove this one"
+        )
     shutil.rmtree(out / state.STAGING_FOLDER, ignore_errors=True)
     return replace(_summarize(out, manifest), was_finished=True)
 

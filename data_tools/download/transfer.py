@@ -17,6 +17,7 @@ from data_tools.files import sync
 MAX_FILE_BYTES = 1 << 36
 _CHUNK = 1 << 18
 _MAX_FAILURES = 6  # without a byte in between
+_MAX_WRONG = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 _CONTENT_RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?:\d+|\*)")
 
@@ -83,14 +84,14 @@ class Transfer:
         return True
 
     def _fetch_part(self, file: PublishedFile, part: Path) -> None:
-        """Downloads until the hash is the published one; a file that was put together from two answers gets a second chance."""
-        while True:
+        """Downloads until the hash is the published one; a file that was put together from two answers gets more chances."""
+        for attempt in range(_MAX_WRONG):
             is_whole = self._fetch_rest(file, part)
             if _has_digest(part, file):
                 return
             self._on_bytes(-part.stat().st_size)
             part.unlink()
-            if is_whole:
+            if is_whole or attempt == _MAX_WRONG - 1:
                 raise FileError(f"{file.name}: the {file.algorithm.upper()} differs from the published one; try again later")
 
     def _fetch_rest(self, file: PublishedFile, part: Path) -> bool:

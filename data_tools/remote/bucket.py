@@ -55,7 +55,8 @@ class Bucket:
         try:
             self._store = _open_store(url)
         except Exception as error:  # noqa: BLE001 -- obstore has one class for each kind of store
-            raise StorageError(f"{url}: not a location of object storage ({_first_line(error)})") from None
+            other = StorageError(f"{url}: not a location of object storage ({_first_line(error)})")
+            raise (self._explain("", error) or other) from None
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Returns the content of a small object.

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from data_tools.files import atomic_write, hash_file
 from data_tools.remote.bucket import Bucket, MissingObjectError
+from data_tools.remote.dataset_files import open_location
 from data_tools.remote.locations import folder_of, url_of
 from data_tools.remote.options import cache_options
 from data_tools.remote.pieces import PIECES_FILE, write_pieces
@@ -22,7 +23,7 @@ _DONE_FILE = ".uploaded"
 
 
 @contextmanager
-def output_folder(location: str | Path, *identity: object) -> Iterator[Path]:
+def output_folder(location: str | Path, *identity: object, may_exist: bool = False) -> Iterator[Path]:
     """Provides the folder to make a dataset in; at the end it is uploaded, if the location is a URL, and removed here.
 
     After an error the folder stays, so that the same command resumes the work.
@@ -30,6 +31,7 @@ def output_folder(location: str | Path, *identity: object) -> Iterator[Path]:
     Args:
         location: folder or URL of the new dataset.
         identity: what decides its content, so that other work is not resumed.
+        may_exist: whether to provide the folder of the dataset that is at the URL already, if there is one.
 
     Raises:
         DatasetError: there is a dataset at the URL already, or it cannot be written.
@@ -44,6 +46,9 @@ def output_folder(location: str | Path, *identity: object) -> Iterator[Path]:
     except MissingObjectError:
         pass
     else:
+        if may_exist:
+            yield open_location(url)
+            return
         raise DatasetError(f"{url}: contains a dataset; choose another place, or remove this one")
     folder = cache_options().folder / "uploads" / hashlib.sha256(repr((url, *identity)).encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)

@@ -268,5 +268,9 @@ def test_builds_write_to_urls(url: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert cli.main([*build, url, "--workers", "1", "--splits", "random"]) == 0
     assert cli.main([*build, str(tmp_path / "local"), "--workers", "1", "--splits", "random"]) == 0
     assert f"{url}: plan random" in capsys.readouterr().out
+    assert cli.main([*build, url, "--workers", "1", "--splits", "random"]) == 0
+    assert capsys.readouterr().out.startswith("already built with the same options")
+    assert cli.main([*build, url, "--workers", "1", "--limit", "2"]) == 2
+    assert f"{url}: contains a dataset with other options" in capsys.readouterr().err
     assert Dataset.open(url).fingerprint == Dataset.open(tmp_path / "local").fingerprint
     assert list(verify_dataset(url)) == []
