@@ -46,6 +46,7 @@ class PieceCache:
         self._checked: set[str] = set()
         self._touched: dict[str, float] = {}
         self._added = float("inf")  # bytes since the last eviction; the first piece causes one
+        self._counting = threading.Lock()
         self._evicting = threading.Lock()
         self._names = itertools.count()
 
@@ -95,9 +96,7 @@ class PieceCache:
                     f"written ({_ATTEMPTS} attempts); check it with `ecg-data verify {bucket.url}`, and upload it again"
                 )
         self._checked.add(piece.key)
-        self._added += piece.size
-        if self._added > self._options.max_bytes * _PART_BETWEEN_EVICTIONS:
-            self.evict(int(self._options.max_bytes * (1 - _PART_TO_FREE)), keep=piece)
+        self._make_room(piece)
         return descriptor
 
     def _fetch(self, piece: Piece, bucket: Bucket) -> int | None:
@@ -147,24 +146,32 @@ class PieceCache:
                 if error.errno not in _FULL or gave_up:
                     raise
                 gave_up = True
-                self.evict(self._size() // 2)
+                with self._evicting:
+                    self._evict(self._size() // 2)
 
-    def evict(self, max_bytes: int, keep: Piece | None = None) -> None:
+    def _make_room(self, added: Piece) -> None:
+        """Evicts other pieces if enough were added since this was last done."""
+        with self._counting:
+            self._added += added.size
+        # Whoever is evicting looks again afterwards, so that what is added meanwhile counts.
+        while self._added > self._options.max_bytes * _PART_BETWEEN_EVICTIONS and self._evicting.acquire(blocking=False):
+            try:
+                self._evict(int(self._options.max_bytes * (1 - _PART_TO_FREE)), keep=added)
+            finally:
+                self._evicting.release()
+
+    def _evict(self, max_bytes: int, keep: Piece | None = None) -> None:
         """Removes the files that were not used for the longest time until the others have no more than ``max_bytes``."""
-        if not self._evicting.acquire(blocking=False):
-            return
-        try:
+        with self._counting:
             self._added = 0
-            files = sorted(self._files())
-            excess = sum(size for _, size, _ in files) - max_bytes
-            for _, size, path in files:
-                if excess <= 0:
-                    break
-                if keep is None or path.name != keep.key:
-                    path.unlink(missing_ok=True)
-                    excess -= size
-        finally:
-            self._evicting.release()
+        files = sorted(self._files())
+        excess = sum(size for _, size, _ in files) - max_bytes
+        for _, size, path in files:
+            if excess <= 0:
+                break
+            if keep is None or path.name != keep.key:
+                path.unlink(missing_ok=True)
+                excess -= size
 
     def _size(self) -> int:
         return sum(size for _, size, _ in self._files())
