@@ -1,0 +1,205 @@
+"""Commands that make datasets: synth, download, build, convert."""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from data_tools.command_line import Parser
+from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
+from data_tools.remote.locations import parse_location, url_of
+
+_EXIT_PROBLEMS = 1
+
+
+def add_synth(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data synth``."""
+    command = add_command(
+        commands,
+        "synth",
+        _synth,
+        "Write a cohort of simulated patients as WFDB files in the layout of PhysioNet 2021.",
+        "ecg-data synth datasets/cohort --patients 200",
+    )
+    command.add_argument("out", metavar="OUT", type=Path, help="folder for the cohort")
+    command.add_argument("--patients", type=int, default=100, metavar="N", help="number of patients (default: 100)")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
+    command.add_argument("--workers", type=int, default=1, metavar="N", help="number of processes (default: 1)")
+
+
+def _synth(options: argparse.Namespace) -> int:
+    from data_tools.synthetic import write_cohort
+
+    summary = write_cohort(options.out, options.patients, options.seed, options.workers)
+    done = "already contains" if summary.already_complete else "wrote"
+    hours = summary.num_seconds / 3600
+    print_line(
+        f"{summary.path}: {done} {summary.num_recordings} recordings of {summary.num_patients} patients, {hours:.2f} hours"
+    )
+    return 0
+
+
+def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data download``."""
+    from data_tools.download.corpora import CORPORA
+
+    command = add_command(
+        commands,
+        "download",
+        _download,
+        "Download a corpus, and compare each file with its published hash. The same command resumes an interrupted download."
+        " Corpora with terms of use need PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or a line in ~/.netrc.",
+        "ecg-data download ptbxl corpora/ptbxl",
+    )
+    command.add_argument("corpus", metavar="CORPUS", help=f"corpus: {', '.join(CORPORA)}")
+    command.add_argument("out", metavar="DIR", type=Path, help="folder for its files")
+    command.add_argument(
+        "--only",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="only files whose names begin like this, such as training/georgia; may be repeated",
+    )
+    command.add_argument("--connections", type=int, default=4, metavar="N", help="files at once, 1 to 8 (default: 4)")
+    command.add_argument("--mirror", metavar="URL", help="address of a copy of the corpus (default: that of its publisher)")
+
+
+def _download(options: argparse.Namespace) -> int:
+    from data_tools.download import DownloadOptions, download_corpus
+
+    how = DownloadOptions(tuple(options.only), options.connections, options.mirror)
+    summary = download_corpus(options.corpus, options.out, how)
+    for failure in summary.failures:
+        print_line(failure)
+    num_complete = summary.num_files - len(summary.failures)
+    print_line(
+        f"{options.out}: {num_complete} of {summary.num_files} files of {options.corpus} are complete, "
+        f"{summary.num_new} of them new, {summary.num_bytes / 1e9:.3f} GB"
+    )
+    return _EXIT_PROBLEMS if summary.failures else 0
+
+
+def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data build``."""
+    from data_tools.sources import SOURCES
+
+    command = add_command(
+        commands,
+        "build",
+        _build,
+        "Build a dataset of shards from recordings. The same command resumes an interrupted build."
+        " A build needs twice the size of the dataset on disk: 240 kB per 10 s of ECG.",
+        "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
+    )
+    command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
+    command.add_argument(
+        "inputs",
+        metavar="IN",
+        type=Path,
+        nargs="+",
+        help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
+    )
+    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the dataset")
+    _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
+    command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="seed for the split and the shuffle (default: 0)")
+    command.add_argument(
+        "--crops-per-shard",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="maximum number of crops per shard (default: 2000, which is 240 MB)",
+    )
+    command.add_argument(
+        "--valid-fraction",
+        type=float,
+        default=0.05,
+        metavar="F",
+        help="fraction of patients for validation (default: 0.05)",
+    )
+    command.add_argument("--splits", metavar="PLAN", help="then split as `ecg-data split` does: paper, random or kfold")
+    add_patients(command)
+    command.add_argument(
+        "--accept",
+        action="append",
+        choices=["links", "checksums", "sampling-rates", "gaps"],
+        default=[],
+        metavar="WHAT",
+        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums),"
+        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples,"
+        " which are interpolated (gaps); may be repeated",
+    )
+
+
+def _build(options: argparse.Namespace) -> int:
+    from data_tools.build import BuildOptions, build_dataset
+    from data_tools.remote.upload import output_folder
+    from data_tools.splits.cohort import read_patients
+    from data_tools.splits.parsing import parse_plan
+
+    plan = None if options.splits is None else parse_plan(options.splits, {})
+    if options.patients is not None:
+        if plan is None:
+            raise ValueError("--patients applies only with --splits; add --splits paper or drop --patients")
+        read_patients(options.patients)  # reports mistakes before anything slow
+    if options.workers is not None and options.scheduler is not None:
+        raise ValueError("--workers and --scheduler cannot be combined: a scheduler has its own workers")
+    what = BuildOptions(
+        source=options.source,
+        inputs=tuple(options.inputs),
+        limit=options.limit,
+        seed=options.seed,
+        crops_per_shard=options.crops_per_shard,
+        valid_fraction=options.valid_fraction,
+        accept=frozenset(options.accept),
+        format=options.format,
+        compression=options.compression,
+    )
+    with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:
+        summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)
+        if summary.was_finished:
+            print_line("already built with the same options; nothing to do")
+        print_line(str(replace(summary, path=options.out)))
+        if plan is not None:
+            print_plans(out, plan, options)
+    return 0
+
+
+def _add_format(command: Parser, description: str, *, default: str | None) -> None:
+    command.add_argument("--format", choices=["tar", "zarr"], default=default, required=default is None, help=description)
+    command.add_argument(
+        "--compression", metavar="NAME", help="compression of zarr shards: pcodec (default), blosc, which is Zstandard, or none"
+    )
+
+
+def add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data convert``."""
+    command = add_command(
+        commands,
+        "convert",
+        _convert,
+        "Convert a dataset to another format of shards, without loss. The same command resumes an interrupted conversion.",
+        "ecg-data convert datasets/two datasets/two-zarr --format zarr",
+    )
+    command.add_argument("dataset", metavar="IN", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the new dataset")
+    _add_format(command, "format of the new shards", default=None)
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from data_tools.build.conversion import convert_dataset
+    from data_tools.remote.upload import output_folder
+    from data_tools.shards.dataset import Dataset
+    from data_tools.shards.manifest import MANIFEST_FILE
+
+    with output_folder(options.out, options.dataset, options.format, options.compression) as out:
+        if url_of(options.out) is not None and (out / MANIFEST_FILE).exists():  # only its upload was interrupted
+            dataset = Dataset.open(out)
+        else:
+            dataset = convert_dataset(options.dataset, out, options.format, options.compression, num_workers=options.workers)
+    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    size = sum(shard.size for shard in dataset.manifest.shards)
+    print_line(f"{options.out}: {num_crops} crops in {len(dataset.manifest.shards)} shards, {size / 1e9:.3f} GB")
+    return 0

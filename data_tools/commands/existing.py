@@ -1,0 +1,155 @@
+"""Commands on datasets: split, verify, info, plot."""
+
+import argparse
+import itertools
+from pathlib import Path
+
+from data_tools.command_line import Parser
+from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
+from data_tools.remote.locations import parse_location, url_of
+
+_EXIT_PROBLEMS = 1
+
+
+def add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data split``."""
+    command = add_command(
+        commands,
+        "split",
+        _split,
+        "Divide the crops of a dataset into splits for training and testing, without rewriting its shards."
+        " Patients are kept together where they are known, otherwise recordings.",
+        "ecg-data split datasets/six --plan paper --patients ptbxl_database.csv",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument(
+        "--plan",
+        metavar="PLAN",
+        required=True,
+        help="paper (pre-training, diagnosis and identification), random, kfold, or column (by a table's column)",
+    )
+    add_patients(command)
+    command.add_argument("--seed", type=int, default=0, metavar="S", help="random seed (default: 0)")
+    command.add_argument("--name", metavar="NAME", help="name of the plan (default: random, kfold, or the column)")
+    command.add_argument(
+        "--fractions", metavar="F,F,F", help="random: fractions of train, valid and test (default: 0.8,0.1,0.1)"
+    )
+    command.add_argument("--folds", type=int, metavar="K", help="kfold: number of folds (default: 10)")
+    command.add_argument(
+        "--table", type=Path, metavar="FILE", help="column: CSV or Parquet with a column key, recording or ecg_id"
+    )
+    command.add_argument("--column", metavar="NAME", help="column: name of the column")
+    for split in ("train", "valid", "test"):
+        command.add_argument(f"--{split}", metavar="VALUES", help=f"column: values of {split}, such as 1-8 or 9,10")
+    command.add_argument(
+        "--hold-out", metavar="SPLITS", help="random, column: splits that pre-training must not use, such as test"
+    )
+
+
+def _split(options: argparse.Namespace) -> int:
+    from data_tools.splits.parsing import parse_plan
+
+    names = ("name", "fractions", "folds", "table", "column", "train", "valid", "test", "hold_out")
+    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+    print_plans(options.dataset, parse_plan(options.plan, given), options)
+    return 0
+
+
+def add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data verify``."""
+    command = add_command(
+        commands,
+        "verify",
+        _verify,
+        "Verify every hash, count and shape of a dataset. Prints the problems, if any, and exits with status 1.",
+        "ecg-data verify datasets/two",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from data_tools.shards.dataset import Dataset
+    from data_tools.shards.verify import verify_dataset
+
+    if url_of(options.dataset) is None and not options.dataset.is_dir():
+        raise ValueError(f"{options.dataset}: no such folder; choose the folder of a dataset")
+    num_problems = 0
+    for problem in verify_dataset(options.dataset):
+        print_line(problem)
+        num_problems += 1
+    if num_problems:
+        print_line(f"{options.dataset}: {num_problems} problem{'s' if num_problems > 1 else ''}")
+        return _EXIT_PROBLEMS
+    manifest = Dataset.open(options.dataset).manifest
+    num_crops = sum(counts.crops for counts in manifest.counts.values())
+    print_line(f"{options.dataset}: no problems ({num_crops} crops in {len(manifest.shards)} shards)")
+    return 0
+
+
+def add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data info``."""
+    command = add_command(
+        commands,
+        "info",
+        _info,
+        "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings, plans.",
+        "ecg-data info datasets/two",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+
+
+def _info(options: argparse.Namespace) -> int:
+    from data_tools.shards.dataset import Dataset
+    from data_tools.shards.info import describe_dataset
+    from data_tools.splits.description import describe_plans
+
+    dataset = Dataset.open(options.dataset)
+    for line in itertools.chain(describe_dataset(dataset), describe_plans(dataset)):
+        print_line(line)
+    return 0
+
+
+def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data plot``."""
+    command = add_command(
+        commands,
+        "plot",
+        _plot,
+        "Plot a crop on ECG paper, or the effect of each augmentation on it (--augment).",
+        "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
+    command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
+    command.add_argument(
+        "--layout",
+        choices=["12x1", "3x4"],
+        default="12x1",
+        help="12x1: 10 s of each lead (default); 3x4: 2.5 s of each lead, and 10 s of lead II, as in the clinic",
+    )
+    command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
+    command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
+    command.add_argument("--predictions", metavar="FILE", type=Path, help="print the predictions of engine/predict.py on it")
+
+
+def _plot(options: argparse.Namespace) -> int:
+    from data_tools.plot.crop import plot_crop
+    from data_tools.plot.gallery import plot_gallery
+    from data_tools.plot.predictions import describe_prediction
+    from data_tools.shards.dataset import Dataset
+
+    if options.seed is not None and not options.augment:
+        raise ValueError("--seed applies only with --augment; add --augment or drop --seed")
+    if options.seed is not None and options.seed < 0:
+        raise ValueError(f"--seed must be 0 or more, got {options.seed}")
+    if options.predictions is not None and options.augment:
+        raise ValueError("--predictions does not apply with --augment; drop one of them")
+    signal, metadata = Dataset.open(options.dataset).read_crop(options.key)
+    if options.predictions is not None:
+        metadata["prediction"] = describe_prediction(options.predictions, metadata["source"], metadata["recording"])
+    if options.augment:
+        plot_gallery(signal, metadata, options.seed or 0, options.out)
+    else:
+        plot_crop(signal, metadata, options.out, options.layout)
+    print_line(f"{options.out}: {options.key}")
+    return 0

@@ -1,0 +1,50 @@
+"""Shared by the commands of ``ecg-data``."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_tools.command_line import Parser
+
+if TYPE_CHECKING:
+    from data_tools.splits.plans import PlanOptions
+
+Handler = Callable[[argparse.Namespace], int]
+
+
+def add_command(
+    commands: "argparse._SubParsersAction[Parser]", name: str, handler: Handler, description: str, example: str
+) -> Parser:
+    """Adds a command with its help; ``handler`` runs it and returns the exit status."""
+    command = commands.add_parser(
+        name,
+        help=description[0].lower() + description[1:].partition(".")[0],
+        description=description,
+        epilog=f"example: {example}",
+    )
+    command.set_defaults(handler=handler)
+    return command
+
+
+def add_patients(command: Parser) -> None:
+    """Adds ``--patients``."""
+    command.add_argument("--patients", type=Path, metavar="FILE", help="ptbxl_database.csv, for the patients of PTB-XL")
+
+
+def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Namespace) -> None:
+    """Adds a plan to a dataset, and prints what it contains."""
+    from data_tools.shards.plans import plans_info
+    from data_tools.splits.writing import split_dataset
+
+    plans = plans_info(split_dataset(dataset, plan, options.seed, options.patients)).plans
+    for name in plan.names():
+        counts = ", ".join(
+            f"{split} {counts.crops} crops of {counts.patients} patients" for split, counts in plans[name].counts.items()
+        )
+        print_line(f"{getattr(options, 'dataset', None) or options.out}: plan {name}: {counts}")
+
+
+def print_line(line: str) -> None:
+    """Prints a line on stdout."""
+    print(line, flush=True)
