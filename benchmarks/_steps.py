@@ -29,7 +29,12 @@ def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str]
     Raises:
         UserError: an override is wrong, or the micro-batch size is ``auto``.
     """
-    settings = [f"train.batch_size={pairs}", f"train.precision={precision}", f"zero.stage={stage}"]
+    settings = [
+        f"train.batch_size={pairs}",
+        "train.micro_batch_size=null",
+        f"train.precision={precision}",
+        f"zero.stage={stage}",
+    ]
     config = load_config(PretrainConfig, [PRESET], [*settings, *overrides])
     if config.train.micro_batch_size == "auto":
         raise UserError("train.micro_batch_size=auto: benchmarks need a fixed size; set a number of pairs")
