@@ -37,7 +37,7 @@ SHARED_SAMPLES = 20_000
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
-_NAMES_AT_A_TIME = 1 << 22
+_NAMES_AT_A_TIME = 1 << 20  # whose table stays in a core's cache, nearly
 _MANY_ROWS = 30_000_000  # for which both numberings at the same time would take too much memory
 _VERSION = 2
 _KEPT_SECONDS = 30 * 24 * 3600.0
@@ -166,7 +166,8 @@ def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> C
     del places, lengths, num_valid  # memory counts here: there may be a hundred million crops
     num_rows = len(place)
     place = place[crop] if len(crop) < num_rows or half is not None else place
-    return CropIndex(crop, half, own_valid, place, *_number_recordings_and_patients(dataset, selection, crop, num_rows))
+    patient, recording = _number_patients_and_recordings(dataset, selection, crop, num_rows)
+    return CropIndex(crop, half, own_valid, place, recording, patient)
 
 
 def _choose(
@@ -186,30 +187,32 @@ def _choose(
     return crop, half
 
 
-def _number_recordings_and_patients(
+def _number_patients_and_recordings(
     dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32], num_rows: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Numbers the recordings and patients of some crops, rows of a split or with a plan of the table."""
-    split, names = (selection.split if selection.plan is None else None), ["source, recording", "source, patient"]
-    path = dataset.path / SAMPLES_FILE
-    if selection.plan is not None and plans_info(dataset).has_patients:
-        names[1] = PATIENT_COLUMN
+    """Numbers the patients and the recordings of some crops, rows of a split or with a plan of the table."""
+    split = selection.split if selection.plan is None else None
+    samples = dataset.path / SAMPLES_FILE
+    has_plan_patients = selection.plan is not None and plans_info(dataset).has_patients
+    patients = dataset.path / plans_info(dataset).file if has_plan_patients else samples
 
-    def number(name: str) -> npt.NDArray[np.int32]:
-        table = dataset.path / plans_info(dataset).file if name == PATIENT_COLUMN else path
-        with open_samples(table) as database:
-            hashes = _hash_names(database, split, name, num_rows)
+    def number(path: Path, database: duckdb.DuckDBPyConnection, names: str) -> npt.NDArray[np.int32]:
+        hashes = _hash_names(database, split, names, num_rows)
         if hashes is None:
             where = "" if split is None else f" of split {split}"
             raise DatasetError(
-                f"{table}: has not {num_rows} rows{where}, as the manifest says; run `ecg-data verify {dataset.path}`"
+                f"{path}: has not {num_rows} rows{where}, as the manifest says; run `ecg-data verify {dataset.path}`"
             )
         # Of a plan, all crops are numbered, so that the numbers are the same in all of its splits.
         return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
 
-    with ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
-        recording, patient = pool.map(number, names)
-    return recording, patient
+    with open_samples(samples) as database, ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
+        own, other = database.cursor(), database.cursor()  # a connection serves one thread at a time
+        recording = pool.submit(number, samples, own, "source, recording")
+        if patients == samples:
+            return pool.submit(number, samples, other, "source, patient").result(), recording.result()
+        with open_samples(patients) as others:
+            return pool.submit(number, patients, others, PATIENT_COLUMN).result(), recording.result()
 
 
 def _hash_names(
