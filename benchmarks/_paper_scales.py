@@ -119,7 +119,7 @@ def simulate(cache: Path, num_patients: int) -> Path:
     if not (dataset / "manifest.json").is_file():
         cohort = write_cohort(folder / "wfdb", num_patients, COHORT_SEED)
         corpora = _divide(cohort.path, folder / "corpora", num_patients)
-        build_dataset(BuildOptions("physionet2021", corpora), dataset, num_workers=1)
+        build_dataset(BuildOptions("physionet2021", corpora, accept=frozenset({"links"})), dataset, num_workers=1)
     if "diagnosis" not in plans_info(Dataset.open(dataset)).plans:
         split_dataset(dataset, PaperPlan())
     return dataset
