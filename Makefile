@@ -77,7 +77,7 @@ test: $(INSTALLED)
 	python -m pytest
 
 test-cluster: $(INSTALLED)
-	python -m pytest -m cluster tests/cluster --durations=0
+	python -m pytest -m cluster tests/cluster tests/integration/test_launcher.py --durations=0
 
 test-faults: $(INSTALLED)
 	python tests/faults.py --seed $(SEED) --cases $(CASES)

@@ -57,7 +57,8 @@ def wait_for_end(run: Run, processes: dict[str, int]) -> None:
     run.wait(TIMEOUT)
 
 
-SLOW = pytest.mark.slow
+# All signals to all processes take minutes; these are run by `make test-cluster`.
+CLUSTER = pytest.mark.cluster
 
 
 @pytest.mark.parametrize(
@@ -66,12 +67,12 @@ SLOW = pytest.mark.slow
         ("runner", signal.SIGTERM),
         ("runner", signal.SIGKILL),
         ("launcher", signal.SIGKILL),
-        pytest.param("runner", signal.SIGINT, marks=SLOW),
-        pytest.param("launcher", signal.SIGTERM, marks=SLOW),
-        pytest.param("launcher", signal.SIGINT, marks=SLOW),
-        pytest.param("rank", signal.SIGTERM, marks=SLOW),
-        pytest.param("rank", signal.SIGINT, marks=SLOW),
-        pytest.param("rank", signal.SIGUSR1, marks=SLOW),
+        pytest.param("runner", signal.SIGINT, marks=CLUSTER),
+        pytest.param("launcher", signal.SIGTERM, marks=CLUSTER),
+        pytest.param("launcher", signal.SIGINT, marks=CLUSTER),
+        pytest.param("rank", signal.SIGTERM, marks=CLUSTER),
+        pytest.param("rank", signal.SIGINT, marks=CLUSTER),
+        pytest.param("rank", signal.SIGUSR1, marks=CLUSTER),
     ],
     ids=str,
 )
@@ -93,7 +94,7 @@ def test_nothing_is_left_after_a_rank_was_killed(simulated_dataset: Path, tmp_pa
     assert run.returncode != 0
 
 
-@pytest.mark.slow
+@CLUSTER
 def test_a_run_with_a_rank_that_hangs_says_where_it_waits_and_ends(simulated_dataset: Path, tmp_path: Path) -> None:
     run, processes = start(simulated_dataset, tmp_path, "train.timeout_minutes=0.5")
     os.kill(processes["other rank"], signal.SIGSTOP)

@@ -137,7 +137,7 @@ def test_checkpointing_and_automatic_micro_batches_do_not_change_losses(simulate
     Run(simulated_dataset, tmp_path / "run", "train.steps=3", *again, ranks=2).succeed()
     resumed = Run(simulated_dataset, tmp_path / "run", "train.steps=6", *again, ranks=2).succeed()
     assert resumed.losses() == plain.losses()
-    assert "4 crops, 2 at a time per rank" in resumed.stderr
+    assert "4 pairs per step" in resumed.stderr
     assert "micro_batch_size: 2" in (tmp_path / "run" / "config.yaml").read_text()
 
 
