@@ -85,7 +85,7 @@ class TrainOptions(Options):
     ranks, so it affects what is trained; a resumed run keeps its size."""
     cache_embeddings: bool = False
     """Compare all samples of a step in a global objective, not those of a micro-batch (GradCache): training then does not
-    depend on micro_batch_size. Each micro-batch is encoded twice, which takes about a third longer."""
+    depend on micro_batch_size. Each micro-batch is encoded twice, which takes about a quarter longer."""
     min_compared_samples: int | None = Field(None, gt=0)
     """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run with fewer says so."""
     precision: Precision = "bf16"
