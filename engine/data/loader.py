@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from engine.data.batch import Batch, lead_statistics
+from engine.data.batch import Batch
 from engine.data.buffers import to_device
 from engine.data.crops import SampleStore
 from engine.data.options import DataOptions
@@ -61,7 +61,10 @@ class LoaderSetup:
 
     def make_raw_reader(self) -> RawReader:
         """Makes a reader of raw batches at any position of the stream."""
-        return RawReader(self.store, self.order, self.batch_size, self.leads, pinned=self.device.type == "cuda")
+        pinned = self.device.type == "cuda"
+        return RawReader(
+            self.store, self.order, self.batch_size, self.leads, pinned=pinned, with_statistics=self.with_statistics
+        )
 
     def prefetch_batches(self, load: Callable[[int], _Loaded], cursor: int = 0) -> Generator[_Loaded, None, None]:
         """Yields this rank's batches from a cursor on, while the next ones are being loaded.
@@ -188,8 +191,5 @@ class Loader(AbstractContextManager["Loader"], ABC):
         ).unbind()
         labels = self._setup.labels
         chosen = None if labels is None else to_device(torch.from_numpy(labels[raw.rows]), self._setup.device)
-        statistics = None
-        if self._setup.with_statistics:
-            assert raw.numbers.num_valid is not None, "samples are segments"
-            statistics = to_device(torch.from_numpy(lead_statistics(raw.signals, raw.numbers.num_valid)), self._setup.device)
+        statistics = None if raw.statistics is None else to_device(torch.from_numpy(raw.statistics), self._setup.device)
         return Batch(segments, recording, patient, row, position, chosen, statistics, dataset[0] if dataset else None)
