@@ -48,15 +48,9 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
     """
     arguments = _parse_arguments(prog, description, example)
     program = prog.removesuffix(".py")
-    is_main = _is_main_rank()
-
-    def fail(error: Exception | str, *, report: bool) -> int:
-        if report:
-            sys.stderr.write(f"{program}: {error}\n")
-        return 2
 
     def notify(text: str) -> None:
-        if is_main:
+        if _is_main_rank():
             sys.stderr.write(f"{program}: warning: {text}\n")
 
     try:
@@ -67,22 +61,22 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         ranks = init_distributed(select_device(config.train.device), config.train.timeout_minutes)
     except UserError as error:
         _wait_for_rank_0()
-        return fail(error, report=True)
+        return _fail(program, error)
     try:
         _train(config, ranks, prepare or (lambda config, _: (task_class, config)))
         status = 0
     except TrainingStoppedError as stopped:
-        fail(stopped, report=ranks.is_main)
+        _fail(program, stopped, report=ranks.is_main)
         status = 143
     except RankError as error:
-        exit_process(fail(error, report=True))
+        exit_process(_fail(program, error))
     except (UserError, DatasetError) as error:
         _wait_for_rank_0()
-        status = fail(error, report=ranks.is_main)
+        status = _fail(program, error, report=ranks.is_main)
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
         remedy = "set train.micro_batch_size=auto or a smaller number, or compute.activation_checkpointing=true"
-        exit_process(fail(f"rank {ranks.rank}: {reason}: {remedy}", report=True))
+        exit_process(_fail(program, f"rank {ranks.rank}: {reason}: {remedy}"))
     except KeyboardInterrupt:
         exit_process(130)
     except Exception as error:  # noqa: BLE001 -- reported here, because the process ends before Python would report it
@@ -99,6 +93,13 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
 
 def _is_main_rank() -> bool:
     return os.environ.get("RANK", "0") == "0"  # set by every launcher
+
+
+def _fail(program: str, error: Exception | str, *, report: bool = True) -> int:
+    """Prints an error, unless another rank does; returns the exit status."""
+    if report:
+        sys.stderr.write(f"{program}: {error}\n")
+    return 2
 
 
 def _wait_for_rank_0() -> None:
