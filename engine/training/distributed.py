@@ -63,12 +63,12 @@ class Ranks:
     def on_each_machine(self, compute: Callable[[], Any]) -> Any:
         """Runs ``compute`` on one rank of each machine, and returns its result on the ranks of that machine.
 
-        Errors as in :meth:`on_main_rank`: an error on any machine, whose name it has if there are several, is raised on every
-        rank.
+        An error on any machine is raised on every rank, as in :meth:`on_main_rank`; if there are several machines, as a
+        :class:`UserError` that begins with the machine's name.
         """
         outcome = [*_attempt(compute)] if dist.get_rank(self.machine) == 0 else [None, None]
         if self.machine is not None and outcome[1] is not None:
-            outcome[1] = type(outcome[1])(f"{socket.gethostname()}: {outcome[1]}")
+            outcome[1] = UserError(f"{socket.gethostname()}: {outcome[1]}")
         first = 0 if self.machine is None else dist.get_global_rank(self.machine, 0)
         dist.broadcast_object_list(outcome, src=first, group=self.machine)
         error = next(filter(None, self.gather(outcome[1])), None)
@@ -103,15 +103,19 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     local_rank = int(os.environ["LOCAL_RANK"])
-    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)  # torchrun, deepspeed
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     elif "OMP_NUM_THREADS" not in os.environ:
         # The ranks of one machine share its cores; with more threads than cores they would wait for each other.
-        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
+        torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size()))
     _init_deepspeed(device, timedelta(minutes=_COLLECTIVE_TIMEOUT_FACTOR * timeout_minutes))
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, machine=make_machine_group())
+
+
+def local_world_size() -> int:
+    """Returns the number of ranks on this machine, as the launcher says."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)  # torchrun, deepspeed
 
 
 def make_machine_group() -> dist.ProcessGroup | None:

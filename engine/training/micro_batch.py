@@ -9,7 +9,6 @@ allocations are counted; they may take half of the free memory.
 """
 
 import math
-import os
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ from engine.data import random_batch
 from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint_info import CheckpointInfo
-from engine.training.distributed import Ranks
+from engine.training.distributed import Ranks, local_world_size
 from engine.training.evaluation import run_batch
 from engine.training.free_memory import free_memory_bytes
 from engine.training.throughput import reset_peak_memory
@@ -131,7 +130,7 @@ def _make_trial(config: RunConfig, make_task: Callable[[], Task], device: torch.
         task = make_task()
         task.model.to(device)
         return _Trial(free, free * (1 - _RESERVED_SHARE), cache(lambda size: _bytes_on_gpu(task, config, size, device)))
-    free = free_memory_bytes() // int(os.environ.get("LOCAL_SIZE", "1"))
+    free = free_memory_bytes() // local_world_size()
     return _Trial(free, free * _CPU_SHARE, cache(lambda size: count_bytes(make_task, config, size)))
 
 

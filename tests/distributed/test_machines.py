@@ -1,0 +1,113 @@
+"""Ranks of several machines: what one rank of each machine does for the others."""
+
+import json
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from distributed_helpers import run_ranks
+from pretraining_runs import TINY
+
+from data_tools.shards.manifest import DatasetError
+from engine.config import PretrainConfig, load_config
+from engine.data import crop_index
+from engine.data.crop_index import CropIndex
+from engine.options import UserError
+from engine.tasks import PretrainingTask
+from engine.training.data import open_sources, open_splits
+from engine.training.distributed import Ranks, make_machine_group
+
+pytestmark = pytest.mark.slow
+
+QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
+
+
+def make_ranks(rank: int, machine: int) -> Ranks:
+    os.environ["GROUP_RANK"] = str(machine)  # as torchrun does
+    return Ranks(rank, 4, torch.device("cpu"), machine=make_machine_group())
+
+
+def load(dataset: str) -> PretrainConfig:
+    return load_config(PretrainConfig, [QUICKSTART], [*TINY, f"data.path={dataset}", "data.verify=size"])
+
+
+def compute(rank: int, machines: list[int]) -> tuple[int, bool]:
+    calls: list[int] = []
+
+    def name_machine() -> int:
+        calls.append(rank)
+        return machines[rank]
+
+    return make_ranks(rank, machines[rank]).on_each_machine(name_machine), bool(calls)
+
+
+@pytest.mark.parametrize(
+    ("machines", "first_ranks"), [([0, 0, 0, 0], [0]), ([0, 0, 1, 1], [0, 2]), ([0, 1, 1, 1], [0, 1])], ids=str
+)
+def test_one_rank_of_each_machine_computes_for_the_others(machines: list[int], first_ranks: list[int]) -> None:
+    results = run_ranks(compute, 4, machines)
+    assert [result for result, _ in results] == machines
+    assert [rank for rank, (_, has_computed) in enumerate(results) if has_computed] == first_ranks
+
+
+def fail_on_machine_1(rank: int) -> str:
+    def fail() -> None:
+        if rank == 2:
+            raise DatasetError("DATASET: samples.parquet: missing")
+
+    try:
+        make_ranks(rank, rank // 2).on_each_machine(fail)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_an_error_on_one_machine_is_raised_on_all_ranks() -> None:
+    assert run_ranks(fail_on_machine_1, 4) == [f"{socket.gethostname()}: DATASET: samples.parquet: missing"] * 4
+
+
+def make_indexes(rank: int, dataset: str, caches: list[str]) -> int:
+    """Opens the splits as one rank of two machines, each with a cache of its own; returns how many indexes it made."""
+    os.environ["XDG_CACHE_HOME"] = caches[rank // 2]
+    made: list[object] = []
+    make_index = crop_index._make_index
+
+    def counted(*arguments: Any) -> CropIndex:
+        made.append(arguments)
+        return make_index(*arguments)
+
+    crop_index.SHARED_SAMPLES, crop_index._make_index = 0, counted
+    ranks = make_ranks(rank, rank // 2)
+    config = load(dataset)
+    open_splits(config, open_sources(config, ranks), PretrainingTask)
+    return len(made)
+
+
+def test_one_rank_of_each_machine_makes_the_index_of_a_large_split(simulated_dataset: Path, tmp_path: Path) -> None:
+    num_made = run_ranks(make_indexes, 4, str(simulated_dataset), [str(tmp_path / "0"), str(tmp_path / "1")])
+    assert [sum(num_made[:2]), sum(num_made[2:])] == [2, 2], "of two splits"
+
+
+def open_copies(rank: int, datasets: list[str]) -> str:
+    try:
+        open_sources(load(datasets[rank // 2]), make_ranks(rank, rank // 2))
+    except (UserError, DatasetError) as error:
+        return str(error)
+    return ""
+
+
+def test_datasets_that_differ_between_machines_are_refused(simulated_dataset: Path, tmp_path: Path) -> None:
+    other, missing = tmp_path / "other", tmp_path / "missing"
+    shutil.copytree(simulated_dataset, other)
+    assert set(run_ranks(open_copies, 4, [str(simulated_dataset), str(other)])) == {""}
+    manifest = json.loads((other / "manifest.json").read_text())
+    manifest["fingerprint"] = "0" * 64
+    (other / "manifest.json").write_text(json.dumps(manifest))
+    messages = run_ranks(open_copies, 4, [str(simulated_dataset), str(other)])
+    assert all("the machines have different datasets" in message for message in messages)
+    messages = run_ranks(open_copies, 4, [str(simulated_dataset), str(missing)])
+    assert all(message.startswith(f"{socket.gethostname()}: {missing}: ") for message in messages)
