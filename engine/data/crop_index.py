@@ -199,10 +199,9 @@ def _number_patients_and_recordings(
     def number(path: Path, database: duckdb.DuckDBPyConnection, names: str) -> npt.NDArray[np.int32]:
         hashes = _hash_names(database, split, names, num_rows)
         if hashes is None:
-            where = "" if split is None else f" of split {split}"
-            raise DatasetError(
-                f"{path}: has not {num_rows} rows{where}, as the manifest says; run `ecg-data verify {dataset.path}`"
-            )
+            where = "" if split is None else f" of split '{split}'"
+            problem = f"the number of rows{where} is not {num_rows}, as in the manifest"
+            raise DatasetError(f"{path}: {problem}; run `ecg-data verify {dataset.location}`")
         # Of a plan, all crops are numbered, so that the numbers are the same in all of its splits.
         return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
 

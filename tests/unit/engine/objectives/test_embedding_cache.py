@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.objectives.contrast import GlobalObjective
 from engine.objectives.embedding_cache import EmbeddingCache
+from engine.objectives.protocol import LOSS_BY_SEGMENT
 
 NUM_MICRO_BATCHES, SIZE = 3, 2
 
@@ -66,3 +67,25 @@ def test_a_local_loss_stays_that_of_each_micro_batch() -> None:
     assert cached["loss_local"] == pytest.approx(alone["loss_local"], rel=1e-6)
     assert cached["loss"] - cached["loss_global"] == pytest.approx(alone["loss"] - alone["loss_global"], rel=1e-5)
     assert set(cached) == set(whole)
+
+
+@pytest.mark.parametrize("case", ["cmsc", "simclr", "3kg"])
+def test_the_loss_of_each_segment_is_that_in_the_whole_batch(case: str) -> None:
+    """Mixtures need it, for the loss of each dataset."""
+
+    def by_segment(*, cached: bool, num_micro_batches: int) -> Tensor:
+        model = tiny_model(case)
+        model.objective.set_by_segment(by_segment=True)
+        segments, patient = random_batch(NUM_MICRO_BATCHES * SIZE)
+        parts = list(zip(segments.chunk(num_micro_batches), patient.chunk(num_micro_batches), strict=True))
+        objective = model.objective
+        assert isinstance(objective, GlobalObjective)
+        if cached:
+            objective.cache = EmbeddingCache(objective.contrast)
+            with objective.cache.first_pass():
+                for part in parts:
+                    model(*part, 0)
+        return torch.cat([model(*part, 0)[1][LOSS_BY_SEGMENT] for part in parts])
+
+    whole = by_segment(cached=False, num_micro_batches=1)
+    torch.testing.assert_close(by_segment(cached=True, num_micro_batches=NUM_MICRO_BATCHES), whole)
