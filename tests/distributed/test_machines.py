@@ -5,17 +5,18 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from distributed_helpers import run_ranks
 from pretraining_runs import TINY
 
+from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
+from data_tools.shards.store import ShardStore
 from engine.config import PretrainConfig, load_config
 from engine.data import crop_index
-from engine.data.crop_index import CropIndex
+from engine.data.crop_index import CropIndex, Selection
 from engine.options import UserError
 from engine.tasks import PretrainingTask
 from engine.training.data import open_sources, open_splits
@@ -73,12 +74,12 @@ def test_an_error_on_one_machine_is_raised_on_all_ranks() -> None:
 def make_indexes(rank: int, dataset: str, caches: list[str]) -> int:
     """Opens the splits as one rank of two machines, each with a cache of its own; returns how many indexes it made."""
     os.environ["XDG_CACHE_HOME"] = caches[rank // 2]
-    made: list[object] = []
+    made: list[Selection] = []
     make_index = crop_index._make_index
 
-    def counted(*arguments: Any) -> CropIndex:
-        made.append(arguments)
-        return make_index(*arguments)
+    def counted(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
+        made.append(selection)
+        return make_index(dataset, shards, selection)
 
     crop_index.SHARED_SAMPLES, crop_index._make_index = 0, counted
     ranks = make_ranks(rank, rank // 2)
