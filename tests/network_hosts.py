@@ -101,15 +101,5 @@ def two_hosts(folder: Path) -> Iterator[tuple[Host, Host]]:
                 _ip("netns", "delete", host.name)
 
 
-def unplug(host: Host) -> None:
-    """Cuts a host off from the network; its processes go on."""
-    _ip("-n", host.name, "link", "set", "eth0", "down")
-
-
-def plug_in(host: Host) -> None:
-    """Undoes :func:`unplug`."""
-    _ip("-n", host.name, "link", "set", "eth0", "up")
-
-
 def _ip(*words: str) -> str:
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
