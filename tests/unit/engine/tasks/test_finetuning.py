@@ -1,6 +1,7 @@
 """What all fine-tuning tasks share."""
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from dataset_fixtures import write_dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_config import SIZES, finetune_config
 
 from data_tools.shards.dataset import Dataset
 from engine.config import FinetuneConfig
@@ -15,19 +17,7 @@ from engine.tasks import LabelTask
 from engine.tasks.finetuning import open_train_segments
 from engine.training.optimizer import split_parameters
 
-SIZES = {"width": 16, "depth": 3, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
-
-
-def config(**changes: Any) -> FinetuneConfig:
-    content = {
-        "output_dir": "runs/none",
-        "data": {"path": "datasets/none"},
-        "init_from": "random",
-        "model": SIZES,
-        "train": {"steps": 1},
-        "task": {"name": "labels"},
-    }
-    return FinetuneConfig.model_validate(content | changes)
+config = partial(finetune_config, task={"name": "labels"})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +50,7 @@ def scales(run: FinetuneConfig) -> dict[str, float]:
 
 
 def test_the_learning_rate_decays_from_layer_to_layer() -> None:
-    run = LabelTask.resolve_config(config(layer_decay=0.5, head_steps=7))
+    run = LabelTask.resolve_config(config(model=SIZES | {"depth": 3}, layer_decay=0.5, head_steps=7))
     assert LabelTask.resolve_config(run) == run
     assert {group.first_step for group in run.optimizer.groups} == {7}
     for name, scale in scales(run).items():

@@ -1,7 +1,7 @@
 """Identification of patients."""
 
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -10,29 +10,17 @@ from dataset_fixtures import write_dataset
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tiny_config import finetune_config
 
 from data_tools.shards.dataset import Dataset
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
-from engine.config import FinetuneConfig
 from engine.data import Split, random_batch
 from engine.models import load
 from engine.tasks import IdentificationTask
 from engine.tasks.identification import find_pairs
 
-SIZES = {"width": 16, "depth": 1, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
-
-
-def config(**changes: Any) -> FinetuneConfig:
-    content = {
-        "output_dir": "runs/none",
-        "data": {"path": "datasets/none"},
-        "init_from": "random",
-        "model": SIZES,
-        "train": {"steps": 1},
-        "task": {"name": "identification"},
-    }
-    return FinetuneConfig.model_validate(content | changes)
+config = partial(finetune_config, task={"name": "identification"})
 
 
 @pytest.fixture(scope="module")

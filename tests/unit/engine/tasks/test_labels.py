@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tiny_config import SIZES, finetune_config
 
 from data_tools.labels import cinc2021
 from data_tools.leads import LEADS
@@ -17,26 +19,13 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
-from engine.config import FinetuneConfig
 from engine.data import CropStore, random_batch
 from engine.models import Encoder, EncoderOptions, ModelConfig, load, save
 from engine.options import UserError
 from engine.tasks import LabelTask
 from engine.tasks.labels import balanced_weights
 
-SIZES = {"width": 16, "depth": 1, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
-
-
-def config(**changes: Any) -> FinetuneConfig:
-    content = {
-        "output_dir": "runs/none",
-        "data": {"path": "datasets/none"},
-        "init_from": "random",
-        "model": SIZES,
-        "train": {"steps": 1},
-        "task": {"name": "labels", "scheme": "cinc2021"},
-    }
-    return FinetuneConfig.model_validate(content | changes)
+config = partial(finetune_config, task={"name": "labels", "scheme": "cinc2021"})
 
 
 @pytest.fixture

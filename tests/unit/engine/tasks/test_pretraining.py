@@ -9,6 +9,7 @@ import torch
 from dataset_fixtures import write_dataset
 from scipy.stats import kstest
 from scipy.stats import uniform as scipy_uniform
+from tiny_config import SIZES
 from tiny_model import random_batch as random_segments
 from tiny_model import tiny_model
 
@@ -25,15 +26,7 @@ from engine.tasks import PretrainingTask
 CONFIG = {
     "output_dir": "runs/none",
     "data": {"path": "datasets/none"},
-    "model": {
-        "width": 16,
-        "depth": 1,
-        "num_heads": 2,
-        "mlp_width": 16,
-        "feature_channels": 8,
-        "pos_kernel": 4,
-        "pos_groups": 2,
-    },
+    "model": SIZES,
     "train": {"steps": 1},
     "objective": {"name": "cmsc"},
 }

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_config import SIZES
 from torch import Tensor
 
 from engine.config import FinetuneConfig
@@ -18,8 +19,6 @@ from engine.training.checkpoint import read_checkpoint, read_weights
 from engine.training.distributed import Ranks
 from engine.training.export import export_model
 
-SIZES = {"width": 16, "depth": 2, "num_heads": 2, "mlp_width": 16, "feature_channels": 8, "pos_kernel": 4, "pos_groups": 2}
-
 # DeepSpeed and PyTorch's compiler call what PyTorch has deprecated.
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
@@ -30,7 +29,7 @@ def fine_tune(ranks: Ranks, dataset: Path, out: Path, steps: int, **changes: Any
         "output_dir": out,
         "data": {"path": dataset, "loader": "torch"},
         "init_from": "random",
-        "model": SIZES,
+        "model": SIZES | {"depth": 2},
         "optimizer": {"learning_rate": 1e-3},
         "train": {"steps": steps, "batch_size": 8, "precision": "fp32"},
         "validation": {"every_steps": 1, "max_batches": 2},
