@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from _tables import Result, Table, describe_environment
+from _results import Result, Table, describe_environment
 
 
 def choosing(results: Mapping[str, Result]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from _communication import ring_bytes
-from _tables import Result, Table
+from _results import Result, Table
 
 RANK_COUNTS = (8, 64, 512)
 RANKS_PER_MACHINE = 8

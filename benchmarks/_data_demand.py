@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from _tables import Result, Table
+from _results import Result, Table
 
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES

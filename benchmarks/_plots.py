@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from _tables import Result
+from _results import Result
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 from PIL import Image

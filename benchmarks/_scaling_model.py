@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from _cluster_model import RANKS_PER_MACHINE, cluster_costs
 from _communication import ring_bytes
 from _data_demand import data_demand
-from _tables import Result, Table
+from _results import Result, Table
 
 GPU_COUNTS = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from _common import environment, print_environment, print_table, write_json
-from _tables import DATA_SCALE_HEADERS, data_scale_rows
+from _data_tables import DATA_SCALE_HEADERS, data_scale_rows
 
 from data_tools.files import hash_file
 from data_tools.leads import LEADS

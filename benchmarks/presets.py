@@ -25,7 +25,7 @@ from typing import Any
 
 import yaml
 from _common import environment, print_environment, print_table, write_json
-from _tables import preset_rows
+from _training_tables import preset_rows
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.synthetic.cohort import write_cohort

@@ -15,8 +15,9 @@ from pathlib import Path
 
 from _choosing import choosing
 from _plots import digest_of, plots
+from _results import Result, describe_environment
 from _scaling_model import scaling_page
-from _tables import Result, describe_environment, headline, tables
+from _tables import headline, tables
 
 from data_tools.files import atomic_write, write_text
 

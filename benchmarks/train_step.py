@@ -27,8 +27,8 @@ from _breakdown import measure_parts
 from _common import environment, print_environment, print_table, spread, write_json
 from _profile import profile_step
 from _steps import PassSeconds, TrainingStep, step_batch, step_config
-from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import DeviceTimer, Roofline, mean_roofline, measure_roofline
+from _training_tables import BREAKDOWN_HEADERS, breakdown_rows
 from torch import distributed as dist
 from torch.nn import functional
 

@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 from _breakdown import BACKWARD_FLOPS, Call, Part, count_bytes, make_parts, measure_part
-from _tables import BREAKDOWN_HEADERS, breakdown_rows
 from _timing import DeviceTimer, Roofline, measure_copy_rate
+from _training_tables import BREAKDOWN_HEADERS, breakdown_rows
 from tiny_model import random_batch, tiny_model
 
 CPU = torch.device("cpu")
