@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
-from _breakdown import Call, Part, measure_part
+from _breakdown import measure_part
 from _common import environment, print_environment, print_table, write_json
+from _step_parts import Call, Part
 from _steps import PRESET
 from _timing import Roofline, measure_roofline
 from torch import nn

@@ -2,7 +2,8 @@ import math
 
 import pytest
 import torch
-from _breakdown import BACKWARD_FLOPS, Call, Part, count_bytes, make_parts, measure_part
+from _breakdown import count_bytes, measure_part
+from _step_parts import BACKWARD_FLOPS, Call, Part, make_parts
 from _timing import DeviceTimer, Roofline, measure_copy_rate
 from _training_tables import BREAKDOWN_HEADERS, breakdown_rows
 from tiny_model import random_batch, tiny_model
