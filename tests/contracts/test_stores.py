@@ -136,6 +136,15 @@ class StoreContract:
         with pytest.raises(DatasetError, match=rf"{second.file}: has .* \(and 1 more problems\); run `ecg-data verify"):
             Dataset.open(dataset.path)
 
+    def test_a_worker_process_names_the_damaged_shard(self, dataset: Dataset, tmp_path: Path) -> None:
+        file = dataset.manifest.shards[0].file
+        content = bytearray((dataset.path / file).read_bytes())
+        content[2000] ^= 1
+        (dataset.path / file).write_bytes(content)
+        other: Encoding = "zarr" if self.encoding == "tar" else "tar"
+        with pytest.raises(DatasetError, match=rf"{file}.*ecg-data verify"):
+            convert_dataset(dataset.path, tmp_path / "out", other, num_workers=2)
+
     def test_a_file_that_is_not_listed_is_named(self, dataset: Dataset) -> None:
         (dataset.path / self.store.folder / "other").write_bytes(b"")
         assert list(verify_dataset(dataset.path)) == [f"{self.store.folder}/other: not listed in the manifest"]
