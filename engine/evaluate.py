@@ -189,8 +189,8 @@ def _score_labels(session: _Session) -> Evaluation:
     labeler = choose_labeler(options.labels, options.label_table, options.label_kind, columns, definition)
     labels = labeler.definition
     test = session.open(options.split or ("valid" if options.plan is None else "test"), labeler)
-    evaluation = _start(session, labels.kind, split=test.name, label_definition=labels.to_json())
-    evaluation.kind = "multilabel" if labels.kind == "binary" else labels.kind
+    kind = "multilabel" if labels.kind == "binary" else labels.kind
+    evaluation = _start(session, kind, split=test.name, label_definition=labels.to_json())
     evaluation.notes += [*check_labels(labeler, session.dataset), *session.warnings(test)]
     methods = {number: _methods(options, name, model, evaluation) for number, (name, model) in enumerate(session.models)}
     splits = {"test": test}

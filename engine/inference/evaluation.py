@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -110,33 +111,39 @@ class Evaluation:
             result = measure(metrics, patients, self.num_resamples)
             self.rows.append(Row(*names, level, metrics, patients, result, facts, file))
 
-    def comparisons(self) -> Iterator[tuple[Row, Row, Result]]:
-        """Yields pairs of rows and their differences, first minus second, if there is a bootstrap.
+    @cached_property
+    def differences(self) -> list[tuple[int, int, Result]]:
+        """Numbers of two rows and their difference, first minus second; empty without a bootstrap.
 
-        Each model is compared with the same encoder at random weights, and, unless the models are seeds, with the first model.
+        Each model is compared with the same encoder with random weights and, unless the models are seeds, with the first
+        model. Cached, because each bootstrap takes seconds to minutes: all rows must have been added.
         """
-        for row in self.rows if self.num_resamples else ():
-            for other in self.rows:
+        differences = []
+        for first, row in enumerate(self.rows if self.num_resamples else ()):
+            for second, other in enumerate(self.rows):
                 is_random = (other.model, other.method) == (row.model, row.method + RANDOM_SUFFIX)
                 is_first = not self.are_seeds and other.seed == 0 < row.seed and other.method == row.method
                 if other.setting == row.setting and (is_random or (is_first and not row.method.endswith(RANDOM_SUFFIX))):
-                    yield row, other, compare(row.metrics, other.metrics, row.patients, self.num_resamples)
+                    result = compare(row.metrics, other.metrics, row.patients, self.num_resamples)
+                    differences.append((first, second, result))
+        return differences
 
-    def seeds(self) -> Iterator[tuple[list[Row], Result]]:
-        """Yields the rows of a method that differ only in the seed, and their mean."""
+    def seeds(self) -> Iterator[tuple[list[int], Result]]:
+        """Yields the numbers of the rows of a method that differ only in the seed, and their mean."""
         if self.are_seeds:
-            for _, rows in groupby(sorted(self.rows, key=_method), key=_method):
-                same = list(rows)
-                yield same, over_seeds([row.result for row in same])
+            numbers = range(len(self.rows))
+            for _, same in groupby(sorted(numbers, key=self._method), key=self._method):
+                rows = list(same)
+                yield rows, over_seeds([self.rows[row].result for row in rows])
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of a printed report."""
         yield from format_table([self._cells(row, row.model, row.result) for row in self.rows])
         differences = [
-            self._cells(row, f"{row.model} - {other.model if other.model != row.model else 'random weights'}", result)
-            for row, other, result in self.comparisons()
+            self._cells(self.rows[first], self._describe_difference(first, second), result)
+            for first, second, result in self.differences
         ]
-        means = [self._cells(rows[0], f"{len(rows)} seeds", result) for rows, result in self.seeds()]
+        means = [self._cells(self.rows[rows[0]], f"{len(rows)} seeds", result) for rows, result in self.seeds()]
         for title, table in (("Differences (paired bootstrap)", differences), ("Means over seeds (t intervals)", means)):
             if table:
                 yield from ("", f"{title}:", *format_table(table))
@@ -156,11 +163,8 @@ class Evaluation:
             "bootstrap_resamples": self.num_resamples,
             "notes": self.notes,
             "rows": [row.to_json() for row in self.rows],
-            "differences": [
-                {"first": self.rows.index(row), "second": self.rows.index(other), **result}
-                for row, other, result in self.comparisons()
-            ],
-            "seeds": [{"rows": [self.rows.index(row) for row in rows], **result} for rows, result in self.seeds()],
+            "differences": [{"first": first, "second": second, **result} for first, second, result in self.differences],
+            "seeds": [{"rows": rows, **result} for rows, result in self.seeds()],
         }
         text = json.dumps(content, indent=1) + "\n"
         if folder is not None:
@@ -172,13 +176,17 @@ class Evaluation:
         if json_file is not None:
             write_text(json_file, text)
 
+    def _describe_difference(self, first: int, second: int) -> str:
+        row, other = self.rows[first], self.rows[second]
+        return f"{row.model} - {other.model if other.model != row.model else 'random weights'}"
+
+    def _method(self, number: int) -> tuple[str, tuple[str, ...], str]:
+        row = self.rows[number]
+        return row.method, row.leads, row.level
+
     def _cells(self, row: Row, model: str, result: Result) -> dict[str, str]:
         labels = {"model": model, "method": row.method, "leads": _lead_names(row.leads), "per": row.level}
         return labels | {"samples": str(row.metrics.num_samples)} | cells(result, self.kind)
-
-
-def _method(row: Row) -> tuple[str, tuple[str, ...], str]:
-    return row.method, row.leads, row.level
 
 
 def _lead_names(leads: tuple[str, ...]) -> str:
