@@ -66,7 +66,12 @@ class ShardError(DatasetError):
 
     def __init__(self, dataset: Path, file: str, problem: str) -> None:
         self.problem = f"{file} {problem}"
+        self._arguments = (dataset, file, problem)
         super().__init__(f"{display(dataset)}: {self.problem}; check it with `ecg-data verify {display(dataset)}`")
+
+    def __reduce__(self) -> tuple[type["ShardError"], tuple[Path, str, str]]:
+        """Tells worker processes how to send this error: its arguments are not those of ``Exception``."""
+        return type(self), self._arguments
 
 
 class OpenShard:
