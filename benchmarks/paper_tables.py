@@ -13,6 +13,7 @@ Exit status: 0 if all cells are there, 1 if some failed, 2 after a mistake of th
 import argparse
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -66,8 +67,8 @@ def _make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="runs at a time (default: one per GPU; without GPUs one, tiny: one per core)",
     )
-    add("--pretrain", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every pre-training")
-    add("--finetune", nargs="+", default=[], metavar="K=V", help="--scale paper: overrides of every fine-tuning")
+    add("--pretrain", nargs="+", default=[], metavar="K=V", help="overrides of every pre-training")
+    add("--finetune", nargs="+", default=[], metavar="K=V", help="overrides of every fine-tuning")
     add("--crops-per-second", type=float, metavar="X", help="speed of pre-training per GPU (default: as in results/)")
     add("--estimate", action="store_true", help="print the estimate and stop")
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
@@ -108,8 +109,6 @@ def _check(options: argparse.Namespace) -> tuple[list[int], list[str] | None]:
         raise UserError("--scale paper needs --data DATASET" if options.data is None else "--data needs --scale paper")
     if options.scale == "paper" and options.quick:
         raise UserError("--quick needs --scale tiny")
-    if options.scale == "tiny" and (options.pretrain or options.finetune):
-        raise UserError("--pretrain and --finetune need --scale paper: the tiny scale has settings of its own")
     for name in ("seeds", "workers"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
@@ -118,10 +117,11 @@ def _check(options: argparse.Namespace) -> tuple[list[int], list[str] | None]:
 
 
 def _make_settings(options: argparse.Namespace) -> Settings:
-    output = options.output.resolve()
+    output, pretrain, finetune = options.output.resolve(), tuple(options.pretrain), tuple(options.finetune)
     if options.scale == "paper":
-        return paper_settings(output, options.data.resolve(), tuple(options.pretrain), tuple(options.finetune))
-    return tiny_settings(QUICK if options.quick else TINY, output, options.cache or output / "data")
+        return paper_settings(output, options.data.resolve(), pretrain, finetune)
+    settings = tiny_settings(QUICK if options.quick else TINY, output, options.cache or output / "data")
+    return replace(settings, pretrain=settings.pretrain + pretrain, finetune=settings.finetune + finetune)
 
 
 def _check_same(settings: Settings) -> None:

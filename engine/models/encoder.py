@@ -32,8 +32,8 @@ class EncoderOptions(Options):
     """Channels of the feature encoder."""
     feature_blocks: int = Field(default=4, ge=1, le=_MAX_DEPTH)
     """Convolution blocks of the feature encoder; each halves the length."""
-    norm: FeatureNorm = "layer_norm"
-    """Normalization of the features: layer_norm in each block (the paper), or group_norm in the first (the official code)."""
+    norm: FeatureNorm = "group_norm"
+    """Normalization of the features: group_norm in the first block (the official code), or layer_norm in each (the paper)."""
     feature_grad_scale: float = Field(default=0.1, ge=0)
     """Multiplier for the gradient that reaches the feature encoder; 0 freezes it."""
     feature_dropout: float = Field(default=0.1, ge=0, lt=1)

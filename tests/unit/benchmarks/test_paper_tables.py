@@ -226,7 +226,6 @@ def test_speed_is_that_of_a_gpu_if_one_is_recorded(tmp_path: Path) -> None:
         (["--data", "d"], "needs --scale paper"),
         (["--seeds", "0"], "at least 1"),
         (["--methods", "w3v"], "none of w3v"),
-        (["--pretrain", "seed=2"], "need --scale paper"),
         (["--protocol", "m"], "needs --benchmark"),
     ],
 )

@@ -34,7 +34,7 @@ def test_the_papers_preset_has_the_papers_numbers() -> None:
     assert config.train.epochs == 200
     assert config.optimizer.learning_rate == 5e-5
     assert config.optimizer.betas == (0.9, 0.98)
-    assert config.model.norm == "layer_norm"
+    assert config.model.norm == "group_norm"
 
 
 @pytest.mark.parametrize("file", [*PRESETS, CONFIGS / "quickstart.yaml"], ids=lambda f: f.stem)
@@ -89,7 +89,6 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
 
     assert changes(paper.model_dump(mode="json"), official.model_dump(mode="json")) == {
         "output_dir": "runs/official_w2v_cmsc_rlm",
-        "model.norm": "group_norm",
         "objective.w2v.masking": "fixed_count",
         "objective.cmsc.form": "symmetric",
         "objective.cmsc.negatives": "own_rank",
@@ -104,7 +103,9 @@ def test_the_official_preset_differs_where_the_official_code_does() -> None:
 
 
 @pytest.mark.parametrize(
-    "file", [file for file in PRESETS if not file.stem.startswith("official_")], ids=lambda file: file.stem
+    "file",
+    [file for file in PRESETS if not file.stem.startswith("official_") and not file.stem.endswith("_layer_norm")],
+    ids=lambda file: file.stem,
 )
 def test_every_system_has_an_official_preset_with_its_objective_and_augmentations(file: Path) -> None:
     paper, official = load_config([file]), load_config([file.with_stem(f"official_{file.stem}")])
