@@ -217,7 +217,8 @@ class Checkpoints:
         scored = [(info.score, path) for path, info in infos.items() if info.score is not None and math.isfinite(info.score)]
         if self._keep_best is None or not scored:
             return None
-        return (min if self._keep_best == "min" else max)(scored)[1]
+        choose = min if self._keep_best == "min" else max
+        return choose(scored, key=lambda item: item[0])[1]  # of equal scores the first, as for early stopping
 
     def _saved(self) -> list[Path]:
         """Returns the folders of all checkpoints in the order of their steps; warns of anything else."""

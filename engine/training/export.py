@@ -24,7 +24,8 @@ def export_model(trainer: Trainer) -> None:
         raise UserError(f"{trainer.config.output_dir}: contains no intact checkpoint to export")
     path, info = best
     trainer.checkpoints.load(path, info, trainer.backend)
-    trainer.validate()
+    if trainer.data.valid is not None:
+        trainer.evaluate()  # which sets the thresholds of a classifier
     trainer.ranks.on_main_rank(lambda: _write(trainer, read_weights(path, info)))
 
 

@@ -127,14 +127,18 @@ class Trainer:
         self.data.close()
 
     def validate(self) -> float | None:
-        """Evaluates the task on the validation split; returns its score, or ``None`` if it is undefined."""
+        """Evaluates the task on the validation split and writes its metrics; returns its score, ``None`` if it is undefined."""
         if self.data.valid is None:
             return None
-        self._finish_in_flight()
-        self.backend.model.eval()
-        metrics = evaluate(self.config, self.task, self.backend.model, self.data, self.ranks, on_batch=self._watchdog.progress)
+        metrics = self.evaluate()
         self._write("valid", {"step": self.state.step, **metrics})
         return metrics.get(self._score.name)
+
+    def evaluate(self) -> dict[str, float]:
+        """Returns the task's metrics on the validation split, which must exist."""
+        self._finish_in_flight()
+        self.backend.model.eval()
+        return evaluate(self.config, self.task, self.backend.model, self.data, self.ranks, on_batch=self._watchdog.progress)
 
     def _update_best(self, score: float | None) -> bool:
         """Returns whether a score is the best so far; after too many in a row that are not, this step becomes the last."""
