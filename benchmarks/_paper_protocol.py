@@ -35,7 +35,7 @@ from engine.interop.initial_model import resolve_initial_model
 from engine.models import load
 from engine.options import UserError
 from engine.tasks import LabelTask
-from engine.tasks.labels import make_labeler
+from engine.tasks.label_reading import make_labeler
 from engine.training.distributed import Ranks
 
 MODES: Final = ("full", "head", "linear")

@@ -7,6 +7,7 @@ one name). :mod:`data_tools.splits` makes plans.
 """
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,12 +105,20 @@ def plans_info(dataset: Dataset) -> PlansInfo:
     return dataset.manifest.splits or empty
 
 
-def held_out(dataset: Dataset) -> NDArray[np.bool_]:
-    """Returns which crops a plan holds out from pre-training: bool [rows of samples.parquet]."""
+def held_out(dataset: Dataset, read: Callable[[Dataset, str], PlanRows] = read_plan) -> NDArray[np.bool_]:
+    """Returns which crops a plan holds out from pre-training: bool [rows of samples.parquet].
+
+    Args:
+        dataset: the dataset.
+        read: reads a plan.
+
+    Raises:
+        DatasetError: the table cannot be read.
+    """
     result = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), np.bool_)
     for name, plan in plans_info(dataset).plans.items():
         if plan.held_out:
-            result |= read_plan(dataset, name).is_in(*plan.held_out)
+            result |= read(dataset, name).is_in(*plan.held_out)
     return result
 
 

@@ -20,6 +20,7 @@ from engine.data.mixture import MixtureOrder, MixtureStore, SectionOrder
 from engine.data.options import DataOptions, DatasetOptions, find_leads
 from engine.data.order import Order, SampleOrder
 from engine.data.pretraining_set import PretrainingMixture, PretrainingSet, find_pretraining_set
+from engine.data.shared_plans import read_shared_plan
 from engine.data.torch_loader import TorchLoader
 from engine.data.transform import Transform
 from engine.options import SegmentPair
@@ -115,4 +116,5 @@ __all__ = [
     "lead_statistics",
     "make_loader",
     "random_batch",
+    "read_shared_plan",
 ]

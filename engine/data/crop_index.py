@@ -1,21 +1,7 @@
-"""What a :class:`engine.data.crops.CropStore` knows of its samples: 24 bytes for each, which all ranks of a machine share.
+"""What a :class:`engine.data.crops.CropStore` knows of its samples: 24 bytes for each, which all ranks of a machine share."""
 
-Each rank makes a small one itself. One of :data:`SHARED_SAMPLES` or more is made once, kept in the user's cache folder, and
-mapped into memory by every rank and run that needs it, so that it is in the machine's memory once.
-"""
-
-import fcntl
-import functools
-import hashlib
 import itertools
-import json
-import os
-import shutil
-import tempfile
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,16 +17,14 @@ from data_tools.shards.manifest import SAMPLES_FILE, DatasetError
 from data_tools.shards.plans import PATIENT_COLUMN, plans_info
 from data_tools.shards.store import PLACE_DTYPE, ShardStore
 from data_tools.shards.tables import open_samples
+from engine.data.shared_arrays import share_arrays
 from engine.options import SampleUnit
-
-SHARED_SAMPLES = 20_000
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
 _NAMES_AT_A_TIME = 1 << 20  # whose table stays in a core's cache, nearly
 _MANY_ROWS = 30_000_000  # for which both numberings at the same time would take too much memory
-_VERSION = 2
-_KEPT_SECONDS = 30 * 24 * 3600.0
+_VERSION = 3
 
 
 class CropIndex(NamedTuple):
@@ -90,67 +74,18 @@ def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> Cr
     Raises:
         DatasetError: the table cannot be read.
     """
-    make = functools.partial(_make_index, dataset, shards, selection)
     splits = dataset.splits if selection.plan is not None else (selection.split,)
-    if sum(dataset.manifest.counts[split].crops for split in splits) < SHARED_SAMPLES:
-        return make()
+    num_crops = sum(dataset.manifest.counts[split].crops for split in splits)
     plans = dataset.manifest.splits
-    key = [_VERSION, selection.fingerprint, selection.split, selection.plan, selection.unit]
+    key = ["index", _VERSION, selection.fingerprint, selection.split, selection.plan, selection.unit]
     key += [dataset.manifest.tables[SAMPLES_FILE].sha256, plans and plans.sha256]
-    name = hashlib.sha256(json.dumps(key).encode()).hexdigest()
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ecg-engine" / "crops"
-    return _share(folder / name, make)
 
+    def make() -> dict[str, npt.NDArray[Any]]:
+        index = _make_index(dataset, shards, selection)
+        return {name: array for name, array in index._asdict().items() if array is not None}
 
-def _share(folder: Path, make: Callable[[], CropIndex]) -> CropIndex:
-    """Returns the index in a folder, mapped into memory; the first process of the machine to need it makes it."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        lock = folder.with_suffix(".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)  # until the file is closed, also if the process dies
-    except OSError:
-        return make()  # the folder only saves time and memory
-    with lock:
-        index = _map(folder)
-        if index is None:
-            index = make()
-            with suppress(OSError):
-                _write(folder, index)
-                _remove_unused(folder.parent)
-                index = _map(folder) or index
-        return index
-
-
-def _write(folder: Path, index: CropIndex) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=folder.parent))
-    try:
-        for name, array in index._asdict().items():
-            if array is not None:
-                np.save(partial / f"{name}.npy", array, allow_pickle=False)
-        partial.rename(folder)
-    except OSError:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-
-
-def _map(folder: Path) -> CropIndex | None:
-    """Maps the arrays of a folder; ``None``: there are none, or they are damaged."""
-    try:
-        arrays: dict[str, Any] = {path.stem: np.load(path, mmap_mode="r", allow_pickle=False) for path in folder.glob("*.npy")}
-        index = CropIndex(**{"half": None, "num_valid": None, **arrays})
-        os.utime(folder)
-    except (OSError, ValueError, TypeError):
-        return None
-    return index if len({len(array) for array in arrays.values()}) == 1 else None
-
-
-def _remove_unused(parent: Path) -> None:
-    """Removes what has not been used for a month; a process that still has it mapped keeps it."""
-    for path in parent.iterdir():
-        with suppress(OSError):
-            if time.time() - path.stat().st_mtime > _KEPT_SECONDS:
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    arrays: dict[str, Any] = {"half": None, "num_valid": None, **share_arrays(key, num_crops, make)}
+    return CropIndex(**arrays)
 
 
 def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:

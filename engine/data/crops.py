@@ -12,9 +12,9 @@ import numpy.typing as npt
 from data_tools.labels import LabelDefinition
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
-from data_tools.shards.plans import read_plan
 from data_tools.shards.store import ALL_LEADS
 from engine.data.crop_index import Selection, open_index
+from engine.data.shared_plans import read_shared_plan
 from engine.options import SampleUnit
 
 
@@ -145,7 +145,7 @@ class CropStore(SampleStore):
         self.first_row = dataset.first_row(split) if plan is None else 0
         segments, needs_label = None, chosen is not None
         if plan is not None:
-            rows = read_plan(dataset, plan)
+            rows = read_shared_plan(dataset, plan)
             segments = rows.segments
             chosen = rows.is_in(split) if chosen is None else rows.is_in(split) & chosen
         if chosen is not None:

@@ -8,8 +8,8 @@ from pydantic import ValidationError
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
-from data_tools.shards.plans import read_plan
 from engine.data.crops import fingerprint_of
+from engine.data.shared_plans import read_shared_plan
 from engine.options import Options
 
 
@@ -41,7 +41,7 @@ class PretrainingSet(Options):
             row = dataset.first_row(self.split)
             return int(crops[row : row + dataset.manifest.counts[self.split].crops].sum())
         try:
-            chosen = read_plan(dataset, self.plan).is_in(self.split)
+            chosen = read_shared_plan(dataset, self.plan).is_in(self.split)
         except DatasetError:
             return None
         return int((chosen & crops).sum()) if fingerprint_of(dataset, chosen) == self.crops else None

@@ -17,7 +17,7 @@ from data_tools.validation import describe_validation_error
 from engine.config.finetune import LabelOptions
 from engine.models.model_config import CONVERTED, ModelConfig
 from engine.options import UserError
-from engine.tasks.labels import make_labeler
+from engine.tasks.label_reading import make_labeler
 
 # Names that engine/convert.py gives outputs whose names are not known.
 _UNNAMED = re.compile(r"label_\d+")

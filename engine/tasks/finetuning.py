@@ -18,10 +18,9 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.plans import read_plan
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_set
+from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_set, read_shared_plan
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
@@ -200,7 +199,7 @@ class FinetuningTask(Task):
         pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
         if pretraining_set is None or config.data.plan is None:
             return []
-        plan = read_plan(dataset, config.data.plan)
+        plan = read_shared_plan(dataset, config.data.plan)
         notices = []
         for split in plan.splits:
             if split in {config.data.training_split, config.data.valid_split}:

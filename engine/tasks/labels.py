@@ -13,15 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from data_tools.labels import (
-    CodeLabeler,
-    LabelDefinition,
-    LabelError,
-    cinc2021,
-    label_split,
-    read_label_table,
-    read_ptbxl_database,
-)
+from data_tools.labels import LabelDefinition, LabelError
 from data_tools.shards.dataset import Dataset
 from engine import evaluation
 from engine.config import FinetuneConfig
@@ -31,6 +23,7 @@ from engine.models import ClassificationHead, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
 from engine.tasks.finetuning import FinetuningTask, open_train_segments
+from engine.tasks.label_reading import make_labeler, read_labels
 from engine.tasks.protocol import Score, StepOutput
 
 SCORES = {
@@ -129,22 +122,21 @@ class LabelTask(FinetuningTask):
     def open_splits(cls, config: FinetuneConfig, dataset: Dataset) -> dict[str, Split]:
         """See :class:`Task`: the segments of all crops that have a label."""
         options: Any = config.task
+        names, plan = cls.split_names(config, dataset), config.data.plan
         try:
-            labeler = make_labeler(options)
-            if options.table is not None:
-                labeler.check_keys([dataset], allow_unmatched=True)
-            splits, plan = {}, config.data.plan
-            for name, split in cls.split_names(config, dataset).items():
-                labels = label_split(dataset, split if plan is None else None, labeler)
-                if not labels.is_labeled.any():
-                    raise UserError(f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}")
-                if name == "train":
-                    store = open_train_segments(config, dataset, split, labels.is_labeled)
-                else:
-                    store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
-                splits[name] = Split(store, labels.values[store.crop], labels.definition)
+            labels_of = read_labels(dataset, options, [*names.values()] if plan is None else [None])
         except LabelError as error:
             raise UserError(str(error)) from None
+        splits = {}
+        for name, split in names.items():
+            labels = labels_of[split if plan is None else None]
+            if not labels.is_labeled.any():
+                raise UserError(f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}")
+            if name == "train":
+                store = open_train_segments(config, dataset, split, labels.is_labeled)
+            else:
+                store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
+            splits[name] = Split(store, labels.values(store.crop), labels.definition)
         return splits
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
@@ -190,20 +182,6 @@ class LabelTask(FinetuningTask):
         self._last = (labels, means)
         computed = make_metrics(self.definition, labels, means)
         return {name: float(value) for name, value in evaluation.evaluate(computed).overall.items() if np.isfinite(value)}
-
-
-def make_labeler(options: LabelOptions) -> Any:
-    """Returns the source of labels that the options name.
-
-    Raises:
-        LabelError: a table that cannot be used.
-    """
-    if options.scheme == "cinc2021":
-        return CodeLabeler(cinc2021())
-    assert options.table is not None
-    if options.scheme == "table":
-        return read_label_table(options.table, options.kind, options.columns)
-    return read_ptbxl_database(options.table, options.scheme.removeprefix("ptbxl_"))
 
 
 def make_metrics(definition: LabelDefinition, labels: NDArray[Any], predicted: NDArray[Any]) -> evaluation.Metrics:

@@ -12,7 +12,7 @@ from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
-from engine.data import Batch, CropStore, MixtureStore, Split
+from engine.data import Batch, CropStore, MixtureStore, Split, read_shared_plan
 from engine.data.batch import num_segments
 from engine.models import Encoder
 from engine.models.layers import Projection
@@ -64,7 +64,7 @@ class PretrainingTask(Task):
         """
         names, unit, plan = cls.split_names(config, dataset), config.sample_unit, config.data.plan
         stores = {name: CropStore(dataset, split, unit=unit, plan=plan) for name, split in names.items()}
-        is_held_out = held_out(dataset)
+        is_held_out = held_out(dataset, read_shared_plan)
         for store in stores.values():
             rows = np.flatnonzero(is_held_out[store.first_row + store.crop])
             if len(rows):

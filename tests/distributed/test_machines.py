@@ -15,7 +15,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.shards.store import ShardStore
 from engine.config import PretrainConfig, load_config
-from engine.data import crop_index
+from engine.data import crop_index, shared_arrays
 from engine.data.crop_index import CropIndex, Selection
 from engine.options import UserError
 from engine.tasks import PretrainingTask
@@ -81,7 +81,7 @@ def make_indexes(rank: int, dataset: str, caches: list[str]) -> int:
         made.append(selection)
         return make_index(dataset, shards, selection)
 
-    crop_index.SHARED_SAMPLES, crop_index._make_index = 0, counted
+    shared_arrays.SHARED_CROPS, crop_index._make_index = 0, counted
     ranks = make_ranks(rank, rank // 2)
     config = load(dataset)
     open_splits(config, open_sources(config, ranks), PretrainingTask)

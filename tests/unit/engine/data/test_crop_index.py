@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data_tools.shards.dataset import Dataset
-from engine.data import CropStore, crop_index
+from engine.data import CropStore, crop_index, shared_arrays
 from engine.data.crop_index import CropIndex, number_by_appearance
 from engine.options import SampleUnit
 
@@ -30,7 +30,7 @@ class TestSharing:
     @pytest.fixture(autouse=True)
     def cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-        monkeypatch.setattr(crop_index, "SHARED_SAMPLES", 0)
+        monkeypatch.setattr(shared_arrays, "SHARED_CROPS", 0)
         return tmp_path / "cache" / "ecg-engine" / "crops"
 
     @pytest.fixture
@@ -59,7 +59,7 @@ class TestSharing:
     @pytest.mark.parametrize("unit", ["crop", "segment"])
     def test_several_ranks_make_it_once(self, dataset: Dataset, num_made: list[int], unit: SampleUnit) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(crop_index, "SHARED_SAMPLES", 10**9)
+            patch.setattr(shared_arrays, "SHARED_CROPS", 10**9)
             expected = CropStore(dataset, "pretrain", unit=unit)
         num_made.clear()
         with ThreadPool(4) as pool:
