@@ -1,24 +1,31 @@
 """Ranks of several machines: what one rank of each machine does for the others."""
 
+import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from distributed_helpers import run_ranks
+from opened_files import OpenedFiles
 from pretraining_runs import TINY
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.shards.store import ShardStore
+from data_tools.splits.plans import RandomPlan
+from data_tools.splits.writing import split_dataset
 from engine.config import PretrainConfig, load_config
 from engine.data import crop_index, shared_arrays
 from engine.data.crop_index import CropIndex, Selection
 from engine.options import UserError
-from engine.tasks import PretrainingTask
+from engine.tasks import LabelTask, PretrainingTask, Task
 from engine.training.data import open_sources, open_splits
 from engine.training.distributed import Ranks, make_machine_group
 
@@ -91,6 +98,66 @@ def make_indexes(rank: int, dataset: str, caches: list[str]) -> int:
 def test_one_rank_of_each_machine_makes_the_index_of_a_large_split(simulated_dataset: Path, tmp_path: Path) -> None:
     num_made = run_ranks(make_indexes, 4, str(simulated_dataset), [str(tmp_path / "0"), str(tmp_path / "1")])
     assert [sum(num_made[:2]), sum(num_made[2:])] == [2, 2], "of two splits"
+
+
+def open_in_turns(rank: int, folder: str, settings: list[str]) -> tuple[list[str], list[str], str]:
+    """Opens the splits of a run of two machines, the first rank of each machine before the others.
+
+    Returns:
+        The tables that were opened in each turn, by any rank, and a hash of the rank's samples and labels.
+    """
+    os.environ["XDG_CACHE_HOME"] = str(Path(folder) / f"cache-{rank // 2}")
+    shared_arrays.SHARED_CROPS = 0
+    ranks = make_ranks(rank, rank // 2)
+    task_class: type[Task] = LabelTask if any(each.startswith("task.") for each in settings) else PretrainingTask
+    name = "quickstart_finetune" if task_class is LabelTask else "quickstart"
+    tiny = [each for each in TINY if task_class is PretrainingTask or not each.startswith("objective.")]
+    overrides = [*tiny, f"data.path={folder}/dataset", "data.plan=mine", "data.verify=size", *settings]
+    config = load_config(task_class.config_class, [QUICKSTART.with_stem(name)], overrides)
+    sources = open_sources(config, ranks)
+    opened, digest = [], hashlib.sha256()
+    for turn in (0, 1):
+        dist.barrier()
+        with OpenedFiles(Path(folder), Path(folder) / "dataset") as files:
+            dist.barrier()
+            if rank % 2 == turn:
+                splits = open_splits(config, sources, task_class)
+                task_class.notices(config, sources[0].dataset)
+            dist.barrier()
+        opened.append(sorted(name for name in files.names if name.endswith((".parquet", ".csv"))))
+    for split in splits.values():
+        numbers = split.store.numbers(np.arange(split.store.num_samples))
+        arrays = [array for array in (*numbers, split.labels) if array is not None]
+        digest.update(b"".join(np.ascontiguousarray(array).tobytes() for array in arrays))
+    return opened[0], opened[1], digest.hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("settings", "tables"),
+    [
+        ([], ["samples.parquet", "splits.parquet"]),
+        (["task.scheme=cinc2021", "init_from=random"], ["samples.parquet", "splits.parquet"]),
+        (
+            ["init_from=random", "task.scheme=table", "task.table=FOLDER/labels.csv", "task.kind=binary", "task.columns=[y]"],
+            ["labels.csv", "samples.parquet", "splits.parquet"],
+        ),
+    ],
+    ids=["pre-training", "codes", "table"],
+)
+def test_only_one_rank_of_each_machine_opens_tables(
+    simulated_dataset: Path, tmp_path: Path, settings: list[str], tables: list[str]
+) -> None:
+    shutil.copytree(simulated_dataset, tmp_path / "dataset", copy_function=os.link)
+    dataset = split_dataset(tmp_path / "dataset", RandomPlan("mine", hold_out=("test",)))
+    recordings = [name for split in dataset.splits for name in dataset.samples(split)["recording"].to_pylist()]
+    lines = [f"{name},{number % 2}" for number, name in enumerate(dict.fromkeys(recordings))]
+    (tmp_path / "labels.csv").write_text("\n".join(["recording,y", *lines]))
+    settings = [each.replace("FOLDER", str(tmp_path)) for each in settings]
+    results = run_ranks(open_in_turns, 4, str(tmp_path), settings)
+    for first, others, digest in results:
+        assert [re.sub(r"splits-\w+", "splits", name) for name in first] == tables
+        assert others == []
+        assert digest == results[0][2]
 
 
 def open_copies(rank: int, datasets: list[str]) -> str:

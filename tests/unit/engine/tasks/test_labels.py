@@ -19,7 +19,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
-from engine.data import CropStore, random_batch
+from engine.data import CropStore, Split, random_batch, shared_arrays
 from engine.models import Encoder, EncoderOptions, ModelConfig, load, save
 from engine.options import UserError
 from engine.tasks import LabelTask
@@ -186,6 +186,48 @@ def test_the_splits_of_a_plan(simulated_dataset: Path, encoder_folder: Path, tmp
     assert LabelTask(LabelTask.resolve_config(run), splits)._training_set == splits["train"].store.origin
     with pytest.raises(DatasetError, match="no plan 'yours'; available: mine"):
         LabelTask.open_splits(config(data={"path": str(folder), "plan": "yours"}), dataset)
+
+
+@pytest.mark.parametrize("kind", ["multilabel", "binary", "multiclass", "regression"])
+def test_shared_labels_are_those_of_the_table(
+    simulated_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    def open_splits() -> dict[str, Split]:
+        return LabelTask.open_splits(run, dataset)
+
+    dataset = Dataset.open(simulated_dataset)
+    run = config(task={"name": "labels"} if kind == "multilabel" else table(tmp_path, dataset, kind))
+    expected = open_splits()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(shared_arrays, "SHARED_CROPS", 0)
+    for splits in (open_splits(), open_splits()):
+        for name, split in expected.items():
+            labels, wanted = splits[name].labels, split.labels
+            assert labels is not None
+            assert wanted is not None
+            assert labels.dtype == wanted.dtype
+            np.testing.assert_array_equal(labels, wanted)
+            assert splits[name].definition == split.definition
+            assert splits[name].store.fingerprint == split.store.fingerprint
+
+
+def test_a_changed_table_of_the_same_size_and_time_is_read_again(
+    simulated_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(shared_arrays, "SHARED_CROPS", 0)
+    dataset = Dataset.open(simulated_dataset)
+    run = config(task=table(tmp_path, dataset, "binary"))
+    file = tmp_path / "binary.csv"
+    first = LabelTask.open_splits(run, dataset)["train"].labels
+    status = file.stat()
+    file.write_text(file.read_text().replace(",1", ",2").replace(",0", ",1").replace(",2", ",0"))
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert file.stat().st_size == status.st_size
+    second = LabelTask.open_splits(run, dataset)["train"].labels
+    assert first is not None
+    assert second is not None
+    np.testing.assert_array_equal(second, 1 - first)
 
 
 def test_a_notice_if_test_crops_were_pre_trained_on(simulated_dataset: Path, tmp_path: Path) -> None:
