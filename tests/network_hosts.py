@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,10 @@ class Host:
             with contextlib.suppress(OSError):
                 lines[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         return {pid: line for pid, line in lines.items() if line}
+
+    def set_link(self, state: Literal["up", "down"]) -> None:
+        """Plugs in or pulls out the network cable: what is sent is lost without an error."""
+        _ip("-n", self.name, "link", "set", "eth0", state)
 
     def kill(self) -> None:
         """Kills all processes at once, as a loss of power would."""
