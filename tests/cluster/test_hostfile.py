@@ -1,6 +1,7 @@
 """A run on two hosts under ``deepspeed --hostfile``, which starts the ranks through ssh."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,15 +25,16 @@ class Job(ClusterRun):
 
     runner: subprocess.Popen[bytes]
 
-    def __init__(self, hosts: tuple[Host, Host], dataset: Path, folder: Path) -> None:
+    def __init__(self, hosts: tuple[Host, Host], dataset: Path, folder: Path, *overrides: str) -> None:
         super().__init__(dataset, folder)
+        self.arguments += overrides
         self.hosts = hosts
         self.hostfile = folder / "hostfile"
         self.hostfile.write_text("".join(f"{host.name} slots=1\n" for host in hosts))
         # ssh passes no variables on; the runner passes those that begin with PYTHON, and those in this file.
         variables = folder / ".deepspeed_env"
         variables.write_text("".join(f"{name}={value}\n" for name, value in self.environment.items()))
-        self.environment = {"DS_ENV_FILE": str(variables)}
+        self.environment = {"DS_ENV_FILE": str(variables), "PDSH_SSH_ARGS_APPEND": "-o ServerAliveInterval=5"}
 
     def start(self, *options: str) -> None:
         """Starts ``deepspeed`` on the first host."""
@@ -74,8 +76,8 @@ def ssh_hosts(hosts: tuple[Host, Host], tmp_path_factory: pytest.TempPathFactory
 
 
 @pytest.fixture
-def job(ssh_hosts: tuple[Host, Host], simulated_dataset: Path, tmp_path: Path) -> Iterator[Job]:
-    started = Job(ssh_hosts, simulated_dataset, tmp_path)
+def job(ssh_hosts: tuple[Host, Host], simulated_dataset: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    started = Job(ssh_hosts, simulated_dataset, tmp_path, *getattr(request, "param", []))
     sshd = str(shutil.which("sshd"))
     servers = [host.start([sshd, "-D"], tmp_path / "sshd.log", os.environ, ROOT) for host in ssh_hosts]
     started.wait_until(lambda: all(started.hosts[place].commands() for place in (0, 1)))
@@ -101,6 +103,18 @@ def test_the_other_host_resumes_without_a_lost_host(job: Job, uninterrupted: lis
     job.check_losses(uninterrupted)
 
 
+@pytest.mark.parametrize("job", [["train.timeout_minutes=0.3"]], indirect=True)
+def test_the_run_ends_if_a_host_is_cut_off(job: Job) -> None:
+    job.hosts[1].set_link("down")
+    try:
+        assert job.runner.wait(timeout=120) != 0
+        assert re.search(r"rank 0: no progress for 18 s in \w+ \(", job.messages())
+        job.wait_until(lambda: not any("engine/pretrain.py" in line for line in job.processes(1).values()), 60)
+        assert not job.processes(0)
+    finally:
+        job.hosts[1].set_link("up")
+
+
 def test_ranks_receive_the_variables_of_deepspeed_env(job: Job) -> None:
     for place in (0, 1):
         variables = Path(f"/proc/{job.pid_of(place, 'engine/pretrain.py')}/environ").read_bytes().split(b"\0")
@@ -120,5 +134,14 @@ def test_ranks_receive_the_variables_of_deepspeed_env(job: Job) -> None:
 )
 def test_ranks_on_all_hosts_save_and_end(job: Job, place: int, victim: str, number: signal.Signals) -> None:
     os.kill(job.pid_of(place, victim), number)
+    job.wait_until(job.are_gone, 90)
+    assert job.checkpoints()[-1] == job.steps_done()
+
+
+def test_ranks_of_a_killed_runner_end_with_pdsh(job: Job) -> None:
+    os.kill(job.pid_of(0, "bin/deepspeed"), signal.SIGKILL)
+    step = job.steps_done()
+    job.wait_until(lambda: job.steps_done() > step + 3, 60)  # nothing has ended
+    os.kill(job.pid_of(0, "pdsh"), signal.SIGTERM)
     job.wait_until(job.are_gone, 90)
     assert job.checkpoints()[-1] == job.steps_done()
