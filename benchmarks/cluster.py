@@ -1,15 +1,17 @@
 """Measures what a run costs besides its steps: start-up, checkpoints and the latency of collectives, by number of ranks.
 
-    python benchmarks/cluster.py DATASET [--ranks 1 2 4] [--zero 1] [--device auto] [--json FILE]
+    python benchmarks/cluster.py [--crops 1000000] [--ranks 1 2 4] [--zero 1] [--device auto] [--json FILE] [key.path=value ...]
 
-Each number of ranks runs in new processes on this machine. `report.py` predicts the costs of more ranks on several machines
-from these results; SCALING.md lists its assumptions.
+Each number of ranks runs in new processes on this machine, with an empty cache folder, as the first run on a machine. The
+dataset is simulated as in data_scale.py, unless data.path is set. `report.py` predicts the costs of more ranks on several
+machines from these results; SCALING.md lists its assumptions.
 """
 
 import argparse
 import json
 import logging
 import os
+import shutil
 import sys
 import tempfile
 import time
@@ -22,7 +24,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import environment, free_port, print_environment, print_table, spread, write_json
-from torch.multiprocessing.spawn import spawn
+from data_scale import write_dataset
+from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
 from data_tools.shards.manifest import DatasetError
 from engine.config import PretrainConfig, load_config
@@ -52,40 +55,51 @@ PHASES = {
 def main() -> int:
     """Measures, prints a table, and writes JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dataset", type=Path, help="dataset to open")
+    parser.add_argument("--crops", type=int, default=1_000_000, help="crops of the dataset (default: %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of ranks (default: 1 2 4)")
     parser.add_argument("--zero", type=int, choices=range(4), default=1, help="ZeRO stage (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="checkpoints (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
-    arguments = parser.parse_args()
+    parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")
+    arguments = parser.parse_intermixed_args()
     machine = environment()
     runs = []
-    for num_ranks in arguments.ranks:
-        with tempfile.TemporaryDirectory(dir=Path.cwd()) as folder:
-            words = (num_ranks, free_port(), time.time(), arguments, Path(folder))
-            spawn(_run_rank, words, nprocs=num_ranks)
-            runs.append(json.loads((Path(folder) / "result.json").read_text()))
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as parent:
+        dataset = Path(parent) / "dataset"
+        write_dataset(dataset, arguments.crops, 0)
+        for num_ranks in arguments.ranks:
+            folder = Path(parent) / f"{num_ranks}"
+            folder.mkdir()
+            try:
+                spawn(_run_rank, (num_ranks, free_port(), time.time(), arguments, dataset, folder), nprocs=num_ranks)
+            except ProcessExitedException as error:
+                return int(error.exit_code)  # it has said why
+            runs.append(json.loads((folder / "result.json").read_text()))
+            shutil.rmtree(folder)
     print_environment(machine)
     rows = [[title, *(run[key]["median"] for run in runs)] for key, title in PHASES.items()]
     print_table(["seconds", *(f"{num} ranks" for num in arguments.ranks)], rows)
     if arguments.json:
-        config = {"zero": arguments.zero, "repeats": arguments.repeats, "overrides": []}
+        config = {"zero": arguments.zero, "repeats": arguments.repeats, "overrides": arguments.overrides}
         write_json(arguments.json, "cluster", config, machine, {"runs": runs})
     return 0
 
 
-def _run_rank(rank: int, num_ranks: int, port: int, started: float, arguments: argparse.Namespace, folder: Path) -> None:
+def _run_rank(
+    rank: int, num_ranks: int, port: int, started: float, arguments: argparse.Namespace, dataset: Path, folder: Path
+) -> None:
     seconds = {"start_seconds": [time.time() - started]}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks), "LOCAL_SIZE": str(num_ranks)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     start = time.perf_counter()
     ranks = init_distributed(select_device(arguments.device))
     seconds["connect_seconds"] = [time.perf_counter() - start]
     try:
-        result = _measure(ranks, arguments, folder, seconds)
+        result = _measure(ranks, arguments, dataset, folder, seconds)
     except (UserError, DatasetError) as error:
         sys.stderr.write(f"cluster: {error}\n" if ranks.is_main else "")
         exit_process(2)
@@ -95,11 +109,13 @@ def _run_rank(rank: int, num_ranks: int, port: int, started: float, arguments: a
     exit_process(0)
 
 
-def _measure(ranks: Ranks, arguments: argparse.Namespace, folder: Path, seconds: dict[str, list[float]]) -> dict[str, Any]:
+def _measure(
+    ranks: Ranks, arguments: argparse.Namespace, dataset: Path, folder: Path, seconds: dict[str, list[float]]
+) -> dict[str, Any]:
     """Returns the times of all phases, each the longest of all ranks."""
-    batch = f"train.batch_size={ranks.world_size}"
-    settings = [batch, f"zero.stage={arguments.zero}", f"data.path={arguments.dataset}", "data.verify=size"]
-    config = load_config(PretrainConfig, [PRESET], [*settings, "train.precision=fp32"])
+    batch = f"train.batch_size={ranks.world_size}"  # one pair per rank
+    settings = [batch, "train.micro_batch_size=1", f"zero.stage={arguments.zero}", f"data.path={dataset}", "data.verify=size"]
+    config = load_config(PretrainConfig, [PRESET], [*settings, "train.precision=fp32", *arguments.overrides])
 
     def timed(key: str, function: Callable[[], Any]) -> Any:
         dist.barrier()

@@ -69,7 +69,7 @@ def main() -> int:
         for name, num_datasets in (("one dataset", 1), (f"mixture of {arguments.datasets}", arguments.datasets)):
             folders = [Path(folder) / name / f"{number}" for number in range(num_datasets)]
             for number, each in enumerate(folders):
-                _write_dataset(each, arguments.crops // num_datasets, number)
+                write_dataset(each, arguments.crops // num_datasets, number)
             cache = {"XDG_CACHE_HOME": str(Path(folder) / "cache")}
             metrics[name] = {
                 "first run": _run_ranks(folders, 1, cache),
@@ -83,7 +83,7 @@ def main() -> int:
     return 0
 
 
-def _write_dataset(folder: Path, num_crops: int, number: int) -> None:
+def write_dataset(folder: Path, num_crops: int, number: int) -> None:
     """Writes manifest and tables of a dataset; its shards are files of one byte."""
     (folder / "shards").mkdir(parents=True)
     shards = []
