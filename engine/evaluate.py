@@ -32,7 +32,8 @@ from engine.inference.run import check_output
 from engine.inference.scoring import LEVELS, Predictions, predict, probe
 from engine.inference.segments import SegmentSet, open_segments
 from engine.models import PretrainedModel
-from engine.models.pretrained import check_new_folder, with_random_weights
+from engine.models.model_folder import check_new_folder
+from engine.models.pretrained import with_random_weights
 from engine.options import UserError
 
 _DESCRIPTION = """Evaluates models on a split of a dataset: per recording (predictions of its segments averaged) and per

@@ -4,10 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tiny_model import tiny_encoder_options
+from tiny_model import tiny_encoder_options, tiny_model
+from torch import Tensor
 
 from data_tools.labels import LabelDefinition
 from data_tools.leads import LEADS
+from engine.interop.native import objective_section
 from engine.models import ClassificationHead, Encoder, ModelConfig, save
 
 
@@ -37,3 +39,31 @@ def save_tiny_classifier(folder: Path, definition: LabelDefinition | None = None
     tensors = {f"{prefix}.{name}": value for prefix, module in modules.items() for name, value in module.state_dict().items()}
     save(folder, ModelConfig.model_validate(content), tensors)
     return folder
+
+
+LABELS = ("AF", "LBBB", "NSR")
+
+
+def random_tensors(kind: str) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """A tiny model of a kind, with weights that differ from those of a new module."""
+    model = tiny_model("w2v_cmsc")
+    tensors = model.state_dict()
+    objective = None
+    if kind == "pretraining":
+        options = {"w2v": {"final_width": 16, "code_width": 16, "num_codes": 10, "num_negatives": 20}}
+        objective = objective_section("w2v_cmsc", options)
+    else:
+        tensors = {name: tensor for name, tensor in tensors.items() if name.startswith("encoder.")}
+    if kind == "classifier":
+        head = ClassificationHead(model.encoder.options.width, len(LABELS))
+        tensors |= {f"head.{name}": tensor for name, tensor in head.state_dict().items()}
+    config = ModelConfig.model_validate(
+        {
+            "kind": kind,
+            "encoder": model.encoder.options,
+            "objective": objective,
+            "labels": LABELS if kind == "classifier" else None,
+            "provenance": {"source": "a test"},
+        }
+    )
+    return config, tensors

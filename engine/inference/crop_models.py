@@ -18,7 +18,7 @@ from engine.device import DTYPES, Precision
 from engine.inference.inputs import Crop
 from engine.models import PretrainedModel
 from engine.models.heads import to_predictions
-from engine.models.pretrained import standardize
+from engine.models.normalization import standardize
 from engine.options import UserError
 
 

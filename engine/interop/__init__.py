@@ -1,6 +1,6 @@
 """Importing and exporting weights.
 
-native.py           the native folder (engine/models/pretrained.py) with the heads of pre-training
+native.py           the native folder (engine/models/model_folder.py) with the heads of pre-training
 torch_files.py      reads files of torch.save without running code from them
 fairseq_cfg.py      the cfg of official checkpoints (fairseq-signals, ECG-FM)
 fairseq_keys.py     names of tensors in official checkpoints and in this engine

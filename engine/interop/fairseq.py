@@ -14,8 +14,8 @@ from engine.interop.fairseq_cfg import OfficialModel, read_cfg, write_cfg
 from engine.interop.native import empty_tensors, load_tensors
 from engine.interop.torch_files import plain_tensors, read_torch_file
 from engine.models.model_config import ModelConfig, Normalization
+from engine.models.model_folder import check_new_folder, save
 from engine.models.model_weights import check_shapes
-from engine.models.pretrained import check_new_folder, save
 from engine.options import UserError
 
 _MASK = "encoder.mask_embedding.embedding"

@@ -10,8 +10,8 @@ from engine.data import find_leads
 from engine.interop.deepspeed_files import read_old_info, read_old_weights
 from engine.interop.native import empty_tensors
 from engine.models import ModelConfig
+from engine.models.model_folder import check_new_folder, save
 from engine.models.model_weights import check_shapes
-from engine.models.pretrained import check_new_folder, save
 from engine.options import UserError
 from engine.training.checkpoint import read_checkpoint, read_weights
 from engine.training.checkpoint_info import FOLDER_NAME, OLD_VERSIONS, CheckpointInfo, read_description

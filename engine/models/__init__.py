@@ -11,12 +11,12 @@ encoder.py                  the whole encoder and its options
 heads.py                    the classification head
 arcface.py                  ArcFace, which learns patients as directions
 lora.py                     low-rank updates of an encoder's matrices
-pretrained.py               a trained model as a folder: save and load
+pretrained.py               a trained model: load, embed, predict
 signal_input.py             signals with any leads, sampling rate and length -> segments of a model
+normalization.py            z-scores of leads
 create.py                   a new model with random weights
-model_config.py             its config.json
+model_folder.py             reads and writes a model's folder; model_config.py, its config.json; model_card.py, its README.md
 model_weights.py            checks of its tensors
-model_card.py               its README.md
 scikit.py                   a transformer of scikit-learn (not imported here: scikit-learn is slow to import)
 hub.py                      download from and upload to the Hugging Face Hub
 """
@@ -26,7 +26,8 @@ from engine.models.create import create
 from engine.models.encoder import ComputeOptions, Encoder, EncoderOptions, EncoderOutput, flops_per_segment
 from engine.models.heads import ClassificationHead
 from engine.models.model_config import ModelConfig
-from engine.models.pretrained import PretrainedModel, load, save
+from engine.models.model_folder import save
+from engine.models.pretrained import PretrainedModel, load
 from engine.models.quantizer import GumbelQuantizer, Quantized
 
 __all__ = [

@@ -1,8 +1,4 @@
-"""A trained model as a folder, which this engine writes, reads and shares.
-
-    DIR/model.safetensors   tensors by module name: encoder.*, objective.* (pre-training heads), head.* (classifier)
-    DIR/config.json         a ModelConfig: architecture, leads in order, sampling rate, unit, normalization, labels, provenance
-    DIR/README.md           a short model card
+"""A trained model: it embeds and predicts signals, and is saved, loaded and shared as a folder.
 
     import engine.models
     model = engine.models.load("DIR")
@@ -12,30 +8,24 @@
 Legend: B segments or recordings, C leads of the model, N leads of signals, T samples, D width, L labels.
 """
 
-import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from data_tools.files import sync, write_text
 from data_tools.labels import LabelDefinition
 from engine.models.encoder import Encoder
 from engine.models.heads import ClassificationHead, to_predictions
-from engine.models.hub import WEIGHTS_FILE, download, is_repository, upload
-from engine.models.model_card import CARD_FILE, model_card
-from engine.models.model_config import CONFIG_FILE, ModelConfig, read_config
-from engine.models.model_weights import check_tensors, modules_on_meta
+from engine.models.hub import download, is_repository, upload
+from engine.models.model_config import ModelConfig
+from engine.models.model_folder import read_folder, save
+from engine.models.model_weights import modules_on_meta
+from engine.models.normalization import zscore_per_lead
 from engine.models.signal_input import SignalInput, Signals, Unit
-from engine.options import UserError
 
 _BATCH_SIZE = 32
 
@@ -221,7 +211,7 @@ class PretrainedModel(nn.Module):
         return self.state_dict() | {f"objective.{name}": tensor for name, tensor in self.objective_weights.items()}
 
     def save(self, folder: Path | str) -> None:
-        """Writes the model's folder; errors as for :func:`save`."""
+        """Writes the model's folder; errors as for :func:`engine.models.save`."""
         save(folder, self.config, self.tensors())
 
     def push_to_hub(self, repository: str, *, private: bool = True) -> str:
@@ -241,31 +231,8 @@ class PretrainedModel(nn.Module):
             return upload(Path(scratch) / "model", repository, private=private)
 
 
-def zscore_per_lead(signal: Tensor) -> Tensor:
-    """Subtracts each lead's mean and divides by its (population) standard deviation: [..., C, T]; a flat lead becomes zero."""
-    centered = signal - signal.mean(-1, keepdim=True)
-    deviation = centered.square().mean(-1, keepdim=True).sqrt()
-    # Rounding may leave a flat lead some deviation, and differences below 1e-22 have a square of zero.
-    is_flat = (signal.amax(-1, keepdim=True) == signal.amin(-1, keepdim=True)) | (deviation == 0)
-    return torch.where(is_flat, 0.0, centered / deviation.where(~is_flat, 1.0))
-
-
-def standardize(segments: Tensor, statistics: Tensor) -> Tensor:
-    """Subtracts from each lead of segments the mean of its crop and divides by its standard deviation.
-
-    A lead that is flat throughout the crop, or zero throughout the segment (missing, or masked), becomes zero.
-
-    Args:
-        segments: [..., C, T].
-        statistics: [..., C, 2], mean and standard deviation in the same unit.
-    """
-    mean, deviation = statistics[..., :1], statistics[..., 1:]
-    is_usable = (deviation > 0) & segments.any(-1, keepdim=True)
-    return torch.where(is_usable, (segments - mean) / deviation.where(deviation > 0, 1.0), 0.0)
-
-
 def load(source: Path | str, *, revision: str | None = None) -> PretrainedModel:
-    """Reads a model that :func:`save` wrote.
+    """Reads a model that :func:`engine.models.save` wrote.
 
     Args:
         source: the model's folder; or, as text, the OWNER/NAME of a model on the Hugging Face Hub, unless there is such a path.
@@ -276,16 +243,8 @@ def load(source: Path | str, *, revision: str | None = None) -> PretrainedModel:
             model cannot be downloaded.
     """
     folder = download(str(source), revision) if is_repository(source) else Path(source)
-    config = read_config(folder)
-    file = folder / WEIGHTS_FILE
-    try:
-        tensors = load_file(file)
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{file}: not a valid safetensors file ({error}); get another copy of the model") from None
-    check_tensors(str(file), config, tensors)
-    encoder, head = modules_on_meta(str(file), config)
+    config, tensors = read_folder(folder)
+    encoder, head = modules_on_meta(str(folder), config)
     for prefix, module in (("encoder.", encoder), ("head.", head)):
         if module is not None:
             module.load_state_dict(_without_prefix(tensors, prefix), assign=True)
@@ -303,49 +262,3 @@ def with_random_weights(config: ModelConfig, seed: int) -> PretrainedModel:
 
 def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor.float() for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Writes a model's folder atomically.
-
-    Args:
-        folder: a new or empty folder.
-        config: the contents of ``config.json``.
-        tensors: tensors by name, with the prefixes ``encoder.``, ``objective.`` and ``head.``; written in fp32.
-
-    Raises:
-        UserError: the folder is not empty or cannot be written, or the tensors do not match the configuration.
-    """
-    folder = Path(folder)
-    check_tensors(str(folder), config, tensors)
-    check_new_folder(folder)
-    target = folder.absolute()  # so that the working folder has a name, too
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        try:
-            temporary.mkdir(parents=True)
-            weights = {name: tensor.detach().float().cpu().contiguous().clone() for name, tensor in tensors.items()}
-            save_file(weights, temporary / WEIGHTS_FILE, metadata={"format": "pt"})
-            sync(temporary / WEIGHTS_FILE)
-            write_text(temporary / CONFIG_FILE, json.dumps(config.model_dump(mode="json"), indent=1) + "\n")
-            shutil.copymode(temporary / CONFIG_FILE, temporary / WEIGHTS_FILE)  # safetensors lets only the owner read it
-            write_text(temporary / CARD_FILE, model_card(config))
-            sync(temporary)
-            temporary.rename(target)
-            sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise UserError(f"{folder}: cannot be written ({getattr(error, 'strerror', None) or error})") from None
-
-
-def check_new_folder(folder: Path) -> None:
-    """Checks that a folder does not exist or is empty.
-
-    Raises:
-        UserError: it is not.
-    """
-    if folder.is_dir() and not any(folder.iterdir()):
-        return
-    if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder}: already exists: name a new folder")

@@ -24,7 +24,7 @@ from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_se
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
-from engine.models.pretrained import standardize
+from engine.models.normalization import standardize
 from engine.options import UserError
 from engine.tasks.protocol import Task
 

@@ -56,7 +56,7 @@ def test_an_interrupted_conversion_leaves_no_files(
     number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = save_checkpoint(tmp_path / "official.pt", golden_cfg("group_norm"), random_weights("group_norm"))
-    monkeypatch.setattr("engine.models.pretrained.save_file", lambda *_, **__: os.kill(os.getpid(), number))
+    monkeypatch.setattr("engine.models.model_folder.save_file", lambda *_, **__: os.kill(os.getpid(), number))
     assert main(["fairseq", str(checkpoint), str(tmp_path / "model")]) == 130
     assert capsys.readouterr().err == "convert: interrupted; no output was written\n"
     assert [path.name for path in tmp_path.iterdir()] == ["official.pt"]
