@@ -1,15 +1,12 @@
-"""The files of a checkpoint; tests/integration/test_resume.py has real runs."""
+"""Which checkpoints are kept, and what is read back. test_damaged_checkpoints.py damages them; test_resume.py has real runs."""
 
-import json
 import math
-import os
-import pickle
 import resource
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
@@ -17,63 +14,18 @@ from typing import cast
 
 import pytest
 import torch
+from checkpoint_helpers import OPTIMIZER, WEIGHTS, SliceBackend, backend, info, steps
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from engine.options import RankError, UserError
 from engine.training.checkpoint import Checkpoints, read_weights
 from engine.training.checkpoint_files import MOMENTS, ParameterSlice, Part, describe_file, read_slices, write_part
-from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo, check_matches
+from engine.training.checkpoint_info import check_matches
 from engine.training.deepspeed_backend import DeepSpeedBackend, parameter_shapes
 from engine.training.distributed import Ranks
-
-WEIGHTS, OPTIMIZER = "weights-00000.safetensors", "optimizer-00000.safetensors"
-
-
-class SliceBackend:
-    """Stands in for the DeepSpeed backend: holds one parameter and its optimizer state."""
-
-    def __init__(self) -> None:
-        self.slice = ParameterSlice("weight", 0, torch.arange(6.0), {key: torch.full((6,), 0.5) for key in MOMENTS})
-        self.updates = 9
-
-    def owned_slices(self) -> list[ParameterSlice]:
-        return [self.slice]
-
-    def num_updates(self) -> int:
-        return self.updates
-
-    def load(self, read: Callable[[list[ParameterSlice]], None], num_updates: int) -> None:
-        read([self.slice])
-        self.updates = num_updates
-
-
-def backend() -> DeepSpeedBackend:
-    return cast("DeepSpeedBackend", SliceBackend())
-
-
-@pytest.fixture
-def checkpoints(tmp_path: Path, ranks: Ranks) -> Checkpoints:
-    return Checkpoints(tmp_path / "checkpoints", ranks, keep_last=2, keep_best="min")
-
-
-def info(step: int, score: float | None = None) -> CheckpointInfo:
-    return CheckpointInfo(
-        format_version=FORMAT_VERSION,
-        step=step,
-        loader={"cursor": step * 16},
-        config={"seed": 1, "optimizer": {"groups": []}},
-        world_size=1,
-        zero_stage=1,
-        shapes={"weight": [2, 3]},
-        score=score,
-    )
-
-
-def steps(checkpoints: Checkpoints) -> list[int]:
-    return sorted(int(path.name.removeprefix("step-")) for path in checkpoints.folder.iterdir())
 
 
 def test_a_saved_checkpoint_is_read_back(checkpoints: Checkpoints) -> None:
@@ -111,169 +63,6 @@ def test_the_last_and_the_best_are_kept(checkpoints: Checkpoints) -> None:
     for step, loss in ((1, 3.0), (2, 1.0), (3, 2.0), (4, None), (5, 2.5)):
         checkpoints.save(backend(), info(step, loss))
     assert steps(checkpoints) == [2, 4, 5]
-
-
-@pytest.mark.parametrize("damage", ["truncated", "changed", "removed", "a folder", "no description"])
-def test_a_damaged_checkpoint_is_skipped(checkpoints: Checkpoints, damage: str) -> None:
-    checkpoints.save(backend(), info(1))
-    path = checkpoints.save(backend(), info(2))
-    victim = path / OPTIMIZER
-    match damage:
-        case "truncated":
-            victim.write_bytes(victim.read_bytes()[:-1])
-        case "changed":
-            victim.write_bytes(b"X" + victim.read_bytes()[1:])
-        case "removed":
-            victim.unlink()
-        case "a folder":
-            victim.unlink()
-            victim.mkdir()
-        case "no description":
-            (path / "checkpoint.json").unlink()
-    with pytest.warns(UserWarning, match="skipped"):
-        found = checkpoints.newest()
-    assert found is not None
-    assert found[1].step == 1
-
-
-HASH = "0" * 64
-HUGE = 10**400
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"step": -1}, "step: input should be greater"),
-        ({"step": HUGE}, "step: "),
-        ({"step": 10**8}, "step: input should be less"),
-        ({"step": 3}, "it belongs to step 3"),
-        ({"step": True}, "step: input should be a valid integer"),
-        ({"step": None}, "step: "),
-        ({"num_updates": -1}, "num_updates"),
-        ({"loader": {}}, "loader.cursor"),
-        ({"loader": {"cursor": -16}}, "loader.cursor"),
-        ({"loader": {"cursor": HUGE}}, "loader.cursor"),
-        ({"loader": {"cursor": 1.0}}, "loader.cursor"),
-        ({"loader": []}, "loader: "),
-        ({"config": 3}, "config: "),
-        ({"score": "x"}, "score: "),
-        ({"score": HUGE}, "score: "),
-        ({"world_size": 2}, "1 parts, but 2 ranks"),
-        ({"world_size": 0}, "1 parts, but 0 ranks"),
-        ({"files": {}}, "files: unexpected or missing entry 'optimizer-00000"),
-        ({"files": None}, "files: "),
-        ({"files": {"weights-00000.safetensors": {"size": 1, "sha256": HASH}}}, "missing entry 'optimizer-00000"),
-        ({"files": {"weights-00000.safetensors": 3}}, "files.weights-00000.safetensors"),
-        ({"files": {"../weights": {"size": 1, "sha256": HASH}}}, r"files: unexpected or missing entry '../weights'"),
-        ({"parts": []}, "0 parts"),
-        ({"parts": [{}]}, "slices of 'weight' do not cover it"),
-        ({"parts": [{"weight": [0, 5]}]}, "slices of 'weight' do not cover it"),
-        ({"parts": [{"weight": [1, 6]}]}, "slices of 'weight' do not cover it"),
-        ({"parts": [{"weight": [0, 7]}]}, "slices of 'weight' do not cover it"),
-        ({"parts": [{"weight": [-1, 6]}]}, "parts.0.weight"),
-        ({"parts": [{"weight": [0, 6], "a\nb": [0, 6]}]}, "'a.nb' is not in shapes"),
-        ({"shapes": {}}, "'weight' is not in shapes"),
-        ({"shapes": {"weight": [3, HUGE]}}, "shapes.weight.1"),
-        ({"shapes": {"weight": [2**39, 2**39]}, "parts": [{"weight": [0, 2**78]}]}, "too small for its slices"),
-        ({"frozen": ["bias"]}, "frozen"),
-        ({"format_version": "3"}, "format_version is not 3"),
-        ({"format_version": [3]}, "format_version is not 3"),
-        ({"format_version": -1}, "format_version is not 3"),
-    ],
-)
-def test_a_tampered_description_is_one_line(checkpoints: Checkpoints, changes: dict[str, object], reason: str) -> None:
-    path = checkpoints.save(backend(), info(2))
-    content = json.loads((path / "checkpoint.json").read_text()) | changes
-    (path / "checkpoint.json").write_text(json.dumps(content))
-    with pytest.raises(UserError, match=reason) as error:
-        checkpoints.read(path)
-    assert "is damaged" in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", "[" * 10**5, '{"step": ' * 10**4, "\xff", "{}", '{"format_version": 3}'])
-def test_a_description_that_is_something_else_is_one_line(checkpoints: Checkpoints, text: str) -> None:
-    path = checkpoints.save(backend(), info(2))
-    (path / "checkpoint.json").write_bytes(text.encode("latin-1"))
-    with pytest.raises(UserError, match="is damaged") as error:
-        checkpoints.read(path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_fifo_in_place_of_a_file_is_damage(checkpoints: Checkpoints) -> None:
-    path = checkpoints.save(backend(), info(2))
-    for name in (OPTIMIZER, "checkpoint.json"):
-        (path / name).unlink()
-        os.mkfifo(path / name)
-        with pytest.raises(UserError, match=name):
-            checkpoints.read(path)
-
-
-@pytest.mark.parametrize(
-    "tensors",
-    [{}, {"weight": torch.zeros(2, 3)}, {"weight": torch.zeros(6, dtype=torch.int32)}, {"weight": torch.zeros(7)}],
-)
-def test_files_with_other_tensors_are_damage_although_their_hash_is_right(
-    checkpoints: Checkpoints, tensors: dict[str, torch.Tensor]
-) -> None:
-    path = checkpoints.save(backend(), info(2))
-    save_file(tensors | {"padding": torch.zeros(9)}, path / WEIGHTS)
-    rewrite_hashes(path)
-    with pytest.raises(UserError, match=f"{WEIGHTS}: is damaged"):
-        checkpoints.load(path, checkpoints.read(path), backend())
-
-
-def test_a_pickle_in_a_checkpoint_is_not_run(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    path = checkpoints.save(backend(), info(2))
-    trace = tmp_path / "was_run"
-
-    class Bomb:
-        def __reduce__(self) -> tuple[object, tuple[Path]]:
-            return Path.touch, (trace,)
-
-    for save in (lambda file: torch.save(Bomb(), file), lambda file: file.write_bytes(pickle.dumps(Bomb()) * 10)):
-        for name in (WEIGHTS, OPTIMIZER):
-            save(path / name)
-        rewrite_hashes(path)
-        with pytest.raises(UserError, match="is damaged"):
-            checkpoints.load(path, checkpoints.read(path), backend())
-    assert not trace.exists()
-
-
-def rewrite_hashes(path: Path) -> None:
-    content = json.loads((path / "checkpoint.json").read_text())
-    content["files"] = {name: asdict(describe_file(path / name)) for name in content["files"]}
-    (path / "checkpoint.json").write_text(json.dumps(content))
-
-
-def test_foreign_folders_among_the_checkpoints_are_ignored(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    checkpoints.save(backend(), info(1))
-    for name in ("step-latest", "step-00000009.bak", "step-1e9", "notes"):
-        (checkpoints.folder / name).mkdir()
-    (checkpoints.folder / "step-00000008").write_text("")
-    (checkpoints.folder / "step-00000007").symlink_to(tmp_path)
-    with pytest.warns(UserWarning, match="ignoring") as warnings:
-        found = checkpoints.newest()
-    assert len(warnings) == 6
-    assert found is not None
-    assert found[1].step == 1
-    with pytest.warns(UserWarning, match="ignoring"):
-        assert checkpoints.last_step() == 1
-
-
-def test_a_skipped_damaged_checkpoint_does_not_displace_intact_ones(tmp_path: Path, ranks: Ranks) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", ranks, keep_last=1, keep_best=None)
-    checkpoints.save(backend(), info(10))
-    shutil.copytree(checkpoints.folder / "step-00000010", tmp_path / "earlier")
-    path = checkpoints.save(backend(), info(20))
-    (path / WEIGHTS).write_bytes(b"")
-    (tmp_path / "earlier").rename(checkpoints.folder / "step-00000010")
-    checkpoints.save(backend(), info(14))
-    assert steps(checkpoints) == [14, 20]
-    with pytest.warns(UserWarning, match="skipped"):
-        found = checkpoints.newest()
-    assert found is not None
-    assert found[1].step == 14
 
 
 @pytest.fixture
@@ -340,21 +129,6 @@ def test_a_full_disk_is_one_line_and_leaves_earlier_checkpoints_alone(checkpoint
     found = checkpoints.newest()
     assert found is not None
     assert found[1].step == 1
-
-
-@pytest.mark.parametrize(
-    ("version", "remedy"),
-    [(1, r"run 'python engine/convert.py checkpoint \S+step-00000002 NEW'"), (2, "convert.py"), (4, "use the release that")],
-)
-def test_another_format_version_is_refused_and_never_passed_over(checkpoints: Checkpoints, version: int, remedy: str) -> None:
-    checkpoints.save(backend(), info(1))
-    path = checkpoints.save(backend(), info(2))
-    content = json.loads((path / "checkpoint.json").read_text())
-    (path / "checkpoint.json").write_text(json.dumps({**content, "format_version": version}))
-    with pytest.raises(UserError, match=remedy):
-        checkpoints.newest()
-    with pytest.raises(UserError, match=f"format version {version}"):
-        checkpoints.read(path)
 
 
 def test_the_highest_score_is_kept_where_higher_is_better(tmp_path: Path, ranks: Ranks) -> None:
