@@ -1,7 +1,7 @@
 """Loading: sample order, readers, loaders and their options.
 
 Start at :func:`make_loader`. To add a loader: a file with a subclass of :class:`Loader`, an entry of :data:`LOADERS`, its
-name in :class:`DataOptions`, and a subclass in ``tests/contracts/test_loaders.py``.
+name in :class:`DataOptions`, and a line in ``LOADERS`` of ``tests/loader_factory.py``.
 """
 
 import logging

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from dataset_fixtures import write_dataset
+from loader_factory import LOADERS, LoaderFactory
 from recording_files import random_signal, write_recording
 
 from data_tools.shards.dataset import Dataset
@@ -23,3 +24,10 @@ def recordings_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(6):
         write_recording(folder, f"R{number}", random_signal(number, 8000 if number == 3 else 5000))
     return folder
+
+
+@pytest.fixture(params=LOADERS)
+def loaders(request: pytest.FixtureRequest) -> LoaderFactory:
+    """Makes the loader under test; a test that uses it runs for every loader."""
+    factory: LoaderFactory = request.param
+    return factory
