@@ -167,6 +167,6 @@ def recorded_speed(folder: Path) -> tuple[float, str]:
             speed = step["crops_per_second"]["median"] / ranks
             found.append((device == "cuda", speed, f"{path.name}, {step['precision']}, {device}"))
     if not found:
-        raise UserError(f"{folder}: no train-step-*.json: give the speed of pre-training with --crops-per-second")
+        raise UserError(f"{folder}: no recorded speed (train-step-*.json): run train_step.py --json, or set --crops-per-second")
     _, speed, source = max(found)
     return speed, source

@@ -155,14 +155,16 @@ def _score(predictions: Predictions) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of the protocol."""
-    parser.add_argument("--protocol", type=Path, nargs="+", metavar="MODEL", help="neutral benchmark of these models instead")
+    parser.add_argument(
+        "--protocol", type=Path, nargs="+", metavar="MODEL", help="compare these models instead, all fine-tuned in the same way"
+    )
     parser.add_argument(
         "--benchmark",
         action="append",
         default=[],
         nargs="+",
         metavar=("NAME DATASET PLAN", "TABLE"),
-        help=f"--protocol: {', '.join(BENCHMARKS)}; its dataset and plan, and of PTB-XL ptbxl_database.csv",
+        help=f"for --protocol: name ({', '.join(BENCHMARKS)}), dataset and plan; for PTB-XL also ptbxl_database.csv",
     )
 
 
@@ -183,7 +185,7 @@ def run_protocol(options: argparse.Namespace) -> int:
     select_device(options.device)
     for path in options.protocol:
         if not path.exists():
-            raise UserError(f"--protocol: {path}: no such model: name a model's folder, a run's, or a .pt file")
+            raise UserError(f"--protocol: {path}: no such model: choose the folder of a model or of a run, or a .pt file")
     jobs = [
         ProtocolJob(output, path.resolve(), label, benchmark, mode, seed, tuple(options.finetune))
         for seed in range(1, (options.seeds or 1) + 1)
@@ -214,7 +216,10 @@ def parse_benchmark(words: list[str], output: Path) -> Benchmark:
         raise UserError(f"--benchmark: unknown name '{name}'; known: {', '.join(BENCHMARKS)}")
     needs_table = name.startswith("ptbxl_")
     if len(words) != 3 + needs_table:
-        raise UserError(f"--benchmark {name} needs DATASET PLAN{' and ptbxl_database.csv' * needs_table}, got {words[1:]}")
+        raise UserError(
+            f"--benchmark {name} needs DATASET PLAN{' and ptbxl_database.csv' * needs_table}, "
+            f"got {' '.join(words[1:]) or 'nothing'}"
+        )
     dataset = Path(words[1]).resolve()
     table = Path(words[3]).resolve() if needs_table else None
     if BENCHMARKS[name].scheme == "table":

@@ -1,4 +1,4 @@
-"""Measures how many recordings per second are turned into shards.
+"""Measures how many recordings per second are converted to shards.
 
     python benchmarks/build_shards.py [--input DIR] [--workers 1 2] [--repeats 3] [--json FILE]
 

@@ -5,12 +5,12 @@
 Measures a few speeds, each relative to what the same machine can do at that moment, and compares these ratios with those
 recorded in results/regression-DEVICE.json. A speed and its reference are measured alternately, and the best speed is divided
 by the best reference, because other load on the machine can only lower either. A ratio below its tolerance is measured again
-at the end; if it is still too low, the exit status is 1. Ratios that have improved are reported: record them. Ratios are
+at the end; if it is still too low, the exit status is 1. Improved ratios are reported, to be recorded. Ratios are
 comparable on machines of the same kind only, so a different CPU or GPU model causes a warning.
 
     MFU                     FLOP/s of the training step relative to one large matmul; tolerance 10 %
     relative to conversion  crops/s of the loader relative to what no loader can avoid: converting int16 to float32 mV, with
-                            NumPy in one thread; tolerance 25 % (a large memory copy is no stable reference: its rate varies
+                            NumPy in one thread; tolerance 25 % (a large memory copy is not a stable reference: its rate varies
                             between 41 and 72 GB/s on the same machine)
 """
 

@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--crops", type=int, default=1_000_000, help="crops of the dataset (default: %(default)s)")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2, 4], help="numbers of ranks (default: 1 2 4)")
     parser.add_argument("--zero", type=int, choices=range(4), default=1, help="ZeRO stage (default: %(default)s)")
-    parser.add_argument("--repeats", type=int, default=3, help="checkpoints (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, default=3, help="number of checkpoints (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("overrides", nargs="*", metavar="key.path=value", help="settings that override the paper's preset")

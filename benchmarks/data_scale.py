@@ -2,10 +2,10 @@
 
     python benchmarks/data_scale.py [--crops 10000000] [--datasets 100] [--ranks 4] [--folder DIR] [--json FILE]
 
-Simulates the tables of one dataset with that many crops, and of a mixture of that many datasets that have as many together;
-the shards are named in the manifests but hold nothing. A first process opens them as the first run on a machine does. Then all
-ranks of a second run open them at once, and touch everything they know of the crops. Memory is the growth of the proportional
-set size, where memory that ranks share counts once, over all ranks together.
+Simulates the tables of one dataset of --crops crops, and of a mixture of --datasets datasets with the same number of crops in
+all; the shards are files of one byte. One process opens them like the first run on a machine. Then all ranks of a
+second run open them at the same time and read all that they keep about the crops. Memory is the growth of the proportional set
+size, summed over the ranks, so that shared memory counts once.
 """
 
 import argparse
@@ -52,10 +52,10 @@ SPLIT, SEED, BATCH_SIZE = "pretrain", 1, 512
 def main() -> int:
     """Measures, prints a table, and writes JSON on request."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--crops", type=int, default=10_000_000, help="crops in all (default: %(default)s)")
-    parser.add_argument("--datasets", type=int, default=100, help="datasets of the mixture (default: %(default)s)")
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of the second run (default: %(default)s)")
-    parser.add_argument("--folder", type=Path, help="where the tables are written, and removed again (default: TMPDIR)")
+    parser.add_argument("--crops", type=int, default=10_000_000, help="total number of crops (default: %(default)s)")
+    parser.add_argument("--datasets", type=int, default=100, help="number of datasets in the mixture (default: %(default)s)")
+    parser.add_argument("--ranks", type=int, default=4, help="number of ranks of the second run (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, help="folder for the temporary tables (default: TMPDIR)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     parser.add_argument("--rank-of", type=Path, nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -5,9 +5,9 @@
     python benchmarks/paper_tables.py --protocol MODEL ... --benchmark ptbxl_super DATASET PLAN ptbxl_database.csv
 
 --scale tiny trains a tiny model on a simulated cohort; its scores say nothing about patients. --scale paper runs the presets of
-configs/ on a dataset with the plans of `ecg-data split --plan paper`. The number of runs and their predicted time come first.
-Finished runs are kept in --output and shared by all tables; Ctrl-C saves the others, and the same command resumes them.
-Exit status: 0 if all cells are there, 1 if some failed, 2 after a mistake of the user, 130 after Ctrl-C.
+configs/ on a dataset with the plans of `ecg-data split --plan paper`. The number of runs and their predicted time are printed
+first. Finished runs are kept in --output and shared by all tables; Ctrl-C saves the others, and the same command resumes them.
+Exit status: 0 if all cells are filled, 1 if some failed, 2 after a usage error, 130 after Ctrl-C.
 """
 
 import argparse
@@ -52,24 +52,24 @@ def _run(options: argparse.Namespace) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--table", type=int, action="append", choices=sorted(TABLES), help="may be given several times (default: 1)")
-    add("--scale", choices=["tiny", "paper"], default="tiny", help="default: tiny")
+    add("--table", type=int, action="append", choices=sorted(TABLES), help="table to reproduce; may be repeated (default: 1)")
+    add("--scale", choices=["tiny", "paper"], default="tiny", help="size of the experiment (default: tiny)")
     add("--data", type=Path, metavar="DATASET", help="--scale paper: dataset with the plans of `ecg-data split --plan paper`")
-    add("--output", type=Path, default=Path("runs/paper-tables"), metavar="DIR", help="default: %(default)s")
+    add("--output", type=Path, default=Path("runs/paper-tables"), metavar="DIR", help="output folder (default: %(default)s)")
     add("--cache", type=Path, metavar="DIR", help="--scale tiny: folder of the simulated cohort (default: OUTPUT/data)")
-    add("--quick", action="store_true", help="--scale tiny: few patients, one seed, few methods and steps: learns nothing")
+    add("--quick", action="store_true", help="--scale tiny: few patients, methods and steps, one seed; learns nothing")
     add("--seeds", type=int, metavar="N", help=f"seeds 1 to N (default: {_NUM_SEEDS}; --quick: 1)")
     add("--methods", nargs="+", metavar="M", help=f"methods or presets (default: all): {', '.join(METHODS)}")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: GPUs if there are any")
+    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: GPUs if there are any)")
     add(
         "--workers",
         type=int,
         metavar="N",
         help="runs at a time (default: one per GPU; without GPUs one, tiny: one per core)",
     )
-    add("--pretrain", nargs="+", default=[], metavar="K=V", help="overrides of every pre-training")
-    add("--finetune", nargs="+", default=[], metavar="K=V", help="overrides of every fine-tuning")
-    add("--crops-per-second", type=float, metavar="X", help="speed of pre-training per GPU (default: as in results/)")
+    add("--pretrain", nargs="+", default=[], metavar="K=V", help="overrides for all pre-training runs")
+    add("--finetune", nargs="+", default=[], metavar="K=V", help="overrides for all fine-tuning runs")
+    add("--crops-per-second", type=float, metavar="X", help="pre-training speed per GPU (default: from results/)")
     add("--estimate", action="store_true", help="print the estimate and stop")
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     add_arguments(parser)
@@ -80,7 +80,7 @@ def _run_tables(options: argparse.Namespace) -> int:
     seeds, methods = _check(options)
     rows = table_rows(options.table or [1], methods)
     if not rows:
-        raise UserError(f"--methods: the tables have none of {', '.join(methods or ())}; known: {', '.join(METHODS)}")
+        raise UserError(f"--methods: the chosen tables do not contain {', '.join(methods or ())}; known: {', '.join(METHODS)}")
     devices = find_devices(options.device, options.workers, is_tiny=options.scale == "tiny")
     options.output.mkdir(parents=True, exist_ok=True)
     try:

@@ -8,8 +8,8 @@ The losses are those of held-out patients, without dropout and with the same ran
 contrastive losses and their chance levels; the total loss, which is in the JSON file, falls even if nothing is learned, because
 of the feature penalty. Losses of different objectives are not comparable. Nothing is timed, so the machine may be busy.
 
-The JSON file is written after every run. A run that is in it already is not repeated, so the same command goes on after a stop,
-and other presets, variants or seeds are added to it.
+The JSON file is written after every run. Runs that it already contains are not repeated, so the same command continues after an
+interruption; other presets, variants and seeds are added.
 """
 
 import argparse
@@ -187,7 +187,7 @@ def main() -> int:
         sys.stderr.write(f"presets: {error}\n")
         return 2
     except TrainingStoppedError:
-        sys.stderr.write("presets: stopped by a signal; the same command goes on\n")
+        sys.stderr.write("presets: stopped by a signal; run the same command to continue\n")
         return 143
     finally:
         destroy_process_group()

@@ -10,7 +10,7 @@ twice) relative to that of one large matmul, measured alternately with the step.
 model's own kernels; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
 With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
-of the matmul and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel to the step.
+of the matmul and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel with the step.
 --profile writes the time by kernel and a trace of three steps of the first configuration.
 """
 
@@ -260,7 +260,7 @@ def _print_breakdown(result: dict[str, Any]) -> None:
     print(f"whole step: {passes}; MFU {result['mfu']:.1%}")
     if "loader_crops_per_second" in result:
         share = result["crops_per_second"]["median"] / result["loader_crops_per_second"]
-        print(f"loader, in parallel to the step: {result['loader_crops_per_second']:,.0f} crops/s; the step uses {share:.2%}")
+        print(f"loader, in parallel with the step: {result['loader_crops_per_second']:,.0f} crops/s; the step uses {share:.2%}")
     elif result["parts"]:
         print("loader: not measured (set --dataset DIR)")
 

@@ -1,4 +1,4 @@
-"""Converts trained models from other formats to this engine's, and back.
+"""Imports, exports and converts trained models.
 
 python engine/convert.py fairseq CHECKPOINT.pt OUT_DIR       from the official implementation, or ECG-FM
 python engine/convert.py deepspeed RUN_OR_CHECKPOINT OUT_DIR the model of a run, or of one of its checkpoints
@@ -33,13 +33,14 @@ def _run(options: argparse.Namespace) -> int:
 def _make_parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     example = "fairseq mimic_iv_ecg_physionet_pretrained.pt models/ecg-fm --normalization zscore_per_lead"
-    parser = Parser("convert.py", description="Converts trained models.", epilog=_EXAMPLE + example, formatter_class=formatter)
+    description = "Import, export and convert trained models."
+    parser = Parser("convert.py", description=description, epilog=_EXAMPLE + example, formatter_class=formatter)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (purpose, source, output, example) in _COMMANDS.items():
         command = commands.add_parser(
             name,
             help=purpose,
-            description=f"Converts a model {purpose}.",
+            description=f"{purpose[0].upper()}{purpose[1:]}.",
             epilog=f"{_EXAMPLE}{name} {example}",
             formatter_class=formatter,
         )
@@ -97,37 +98,37 @@ def _convert(options: argparse.Namespace) -> list[str]:
 _EXAMPLE = "example:\n  python engine/convert.py "
 _COMMANDS = {
     "fairseq": (
-        "from a checkpoint of the official implementation (fairseq-signals, ECG-FM), pre-trained or fine-tuned",
+        "import a checkpoint of the official implementation (fairseq-signals, ECG-FM), pre-trained or fine-tuned",
         ("CHECKPOINT.pt", "the checkpoint; no code in it is run"),
         ("OUT_DIR", "folder of the new model"),
         "checkpoint_best.pt models/dx --labels labels.txt",
     ),
     "deepspeed": (
-        "from a run: exports the model of its best checkpoint, or of the one given",
+        "export the model of a run's best checkpoint, or of a given checkpoint",
         ("RUN", "folder of the run, or of a checkpoint, RUN/checkpoints/step-..."),
         ("OUT_DIR", "folder of the new model"),
         "runs/first models/first",
     ),
     "random": (
-        "with random weights, as a baseline",
-        ("ARCHITECTURE", "base: the paper's"),
+        "create a model with random weights, as a baseline",
+        ("ARCHITECTURE", "base (the paper's)"),
         ("OUT_DIR", "folder of the new model"),
         "base models/random --seed 0",
     ),
     "checkpoint": (
-        "from a checkpoint of an older release to a checkpoint that a run can resume from",
+        "convert a checkpoint of an older release to one that a run can resume from",
         ("OLD_DIR", "folder of the checkpoint, RUN/checkpoints/step-...; no code in it is run"),
         ("NEW_DIR", "folder for the converted checkpoint"),
         "runs/first/checkpoints/step-00010000 converted/step-00010000",
     ),
     "to-fairseq": (
-        "to a checkpoint that the official implementation loads",
+        "export a model as a checkpoint that the official implementation loads",
         ("MODEL_DIR", "folder of the model"),
         ("OUT.pt", "output file"),
         "models/first first.pt",
     ),
     "onnx": (
-        "to ONNX, for any batch size and length; checked with onnxruntime before it is written",
+        "export a model to ONNX, for any batch size and length; it is checked with onnxruntime before it is written",
         ("MODEL_DIR", "folder of the model"),
         ("OUT.onnx", "output file"),
         "models/first first.onnx",

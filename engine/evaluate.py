@@ -83,7 +83,7 @@ class _Session:
 
     @property
     def plan(self) -> str | None:
-        """Name of the plan; ``None``: the splits that the shards follow."""
+        """Name of the plan; ``None``: the stored splits."""
         plan: str | None = self.options.plan
         return plan or ("identification" if self.options.identify else None)
 
@@ -103,8 +103,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--valid-split", default="valid", metavar="NAME", help="split that chooses the probe (default: valid)")
     add("--labels", metavar="SCHEME", help="cinc2021, ptbxl_all, ..., or table (default: the model's own)")
     add("--label-table", type=Path, metavar="FILE", help="ptbxl_database.csv, or a table of labels")
-    add("--label-kind", default="multilabel", metavar="KIND", help="of --labels table: multilabel, multiclass, ...")
-    add("--label-columns", default="", metavar="A,B", help="of --labels table: its columns of labels")
+    add("--label-kind", default="multilabel", metavar="KIND", help="with --labels table: multilabel, multiclass, ...")
+    add("--label-columns", default="", metavar="A,B", help="with --labels table: its label columns")
     add("--leads", type=_combinations, metavar="L", help="12,6,3,2,1, or names such as I,II (default: the model's)")
     add("--probe", choices=sorted(PROBES), help="score probes on embeddings, linear models or nearest neighbors")
     add("--identify", action="store_true", help="identify patients by their embeddings")
@@ -135,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.bootstrap < 0:
         raise UserError(f"--bootstrap must be 0 or more, got {options.bootstrap}")
     if options.identify and (options.probe or options.labels or options.label_table or options.split):
-        raise UserError("--identify has no labels: drop --probe, --labels, --label-table and --split")
+        raise UserError("--identify uses no labels: drop --probe, --labels, --label-table and --split")
     if options.seeds and len(options.models) < 2:
         raise UserError("--seeds needs two or more models, one for each seed")
     session = _Session(
@@ -183,7 +183,7 @@ def _score_labels(session: _Session) -> Evaluation:
     options = session.options
     for name, model in session.models:
         if model.head is None and options.probe is None:
-            raise UserError(f"{name}: a model of kind '{model.config.kind}' predicts nothing: add --probe, or fine-tune it")
+            raise UserError(f"{name}: a model of kind '{model.config.kind}' makes no predictions: add --probe, or fine-tune it")
     own = session.models[0][1].config
     definition = own.definition if own.kind == "classifier" else None
     columns = tuple(filter(None, options.label_columns.split(",")))
@@ -200,7 +200,7 @@ def _score_labels(session: _Session) -> Evaluation:
         splits |= {"train": session.open(train_split, labeler), "valid": session.open(options.valid_split, labeler)}
         if splits["valid"].name == test.name:
             evaluation.notes.append(
-                f"probes were chosen on {test.name}, where they are scored: better use a --plan with three splits"
+                f"probes were chosen on {test.name}, the split they are scored on: use a --plan with three splits instead"
             )
     for (name, number), model, leads in session.runs():
         for method in methods[number]:
@@ -223,12 +223,12 @@ def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, eva
         return [options.probe]
     if model.config.label_definition is None:
         evaluation.notes.append(
-            f"{name} has no label definition: its outputs are taken in the order of the labels; a class is decided from "
-            f"{DEFAULT_THRESHOLD} on"
+            f"{name} has no label definition: its outputs are assumed to be in the order of the labels, with "
+            f"threshold {DEFAULT_THRESHOLD}"
         )
     if model.config.provenance.get("mode") not in _FROZEN_MODES:
         return ["model"]
-    evaluation.notes.append(f"{name}: its encoder was frozen, so linear probes on it and on a random encoder stand beside it")
+    evaluation.notes.append(f"{name}: its encoder was frozen, so linear probes of it and of a random encoder are added")
     return ["model", "linear"]
 
 
@@ -240,7 +240,7 @@ def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], p
     segments = predictions.segments
     levels = {level: predictions.metrics(level) for level in LEVELS}
     undefined = getattr(levels["recording"][0], "undefined", ())
-    note = f"without positives or without negatives in {segments.name}, so left out of means: {', '.join(undefined)}"
+    note = f"no positives or no negatives in {segments.name}, left out of means: {', '.join(undefined)}"
     if undefined and note not in evaluation.notes:
         evaluation.notes.append(note)
     arrays = {

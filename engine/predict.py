@@ -22,9 +22,9 @@ from engine.inference.run import PREDICTION_SUFFIXES, check_output
 _DESCRIPTION = """Predicts the labels of ECG recordings with a fine-tuned model.
 
 The output has a row for each recording: source, recording, num_segments (5-s segments whose predictions were averaged),
-and for each class its probability and the decision, with the thresholds that fine-tuning chose on its validation split.
+and for each class its probability and the decision at the threshold that fine-tuning chose on its validation split.
 Recordings may have any sampling rate and any of the model's leads: they are cut into crops as `ecg-data build` does, and
-missing leads are set to zero. What cannot be read is listed; the rest is written, and the exit status is 1."""
+missing leads are set to zero. Recordings that cannot be read are listed; the others are written, and the exit status is 1."""
 
 _EXAMPLE = "python engine/predict.py runs/diagnosis/model recordings/clinic -o predictions.parquet"
 
@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
     if model.config.label_definition is None:
         print_error("predict", f"the model has no label definition: {len(predictor.definition.classes)} independent labels")
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
-        print_error("predict", f"the model has no thresholds: a class is decided from {DEFAULT_THRESHOLD} on")
+        print_error("predict", f"the model has no thresholds: {DEFAULT_THRESHOLD} is used for every class")
     runner = make_runner("predict", options)
     predict = partial(predict_input, predictor, options.input, options.output, runner, split=options.split, plan=options.plan)
     summary = explain_errors(predict, options.output)

@@ -17,11 +17,11 @@ from engine.inference.run import check_output
 from engine.reporting import make_report
 from engine.reporting.projection import PROJECTIONS
 
-_DESCRIPTION = """Reports runs and evaluations as one HTML page without scripts.
+_DESCRIPTION = """Writes a report of runs and evaluations as one HTML page without scripts.
 
-Of runs: learning curves, throughput and configuration. Of evaluations: scores by model, leads and class, curves, calibration,
-confusion matrix, similarities of gallery and probe, embeddings in two dimensions, and the ECGs that a model was most surely
-right and wrong about."""
+Runs: learning curves, throughput and configuration. Evaluations: scores by model, leads and class, curves, calibration,
+confusion matrix, similarities of gallery and probe, embeddings in two dimensions, and the ECGs with the most confident right
+and wrong predictions."""
 
 _EXAMPLE = "python engine/report.py runs/diagnosis evaluations/diagnosis -o report.html"
 
@@ -40,11 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, .html")
     add("--title", default="Report", metavar="TEXT", help="title of the page (default: Report)")
-    add("--data", type=Path, metavar="DATASET", help="the dataset of evaluations (default: where it was when they were made)")
-    add("--projection", choices=sorted(PROJECTIONS), default="pca", help="of embeddings in two dimensions (default: pca)")
-    add(
-        "--examples", type=int, default=2, metavar="N", help="ECGs that are drawn of those surely right, and wrong (default: 2)"
-    )
+    add("--data", type=Path, metavar="DATASET", help="dataset of the evaluations (default: its recorded path)")
+    add("--projection", choices=sorted(PROJECTIONS), default="pca", help="projection of embeddings (default: pca)")
+    add("--examples", type=int, default=2, metavar="N", help="ECGs to draw for right, and for wrong, predictions (default: 2)")
     options = parser.parse_args(arguments)
     if options.examples < 0:
         parser.error(f"--examples must be 0 or more, got {options.examples}")

@@ -46,7 +46,7 @@ def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "download",
         _download,
-        "Download a corpus, and compare each file with its published hash. The same command resumes an interrupted download."
+        "Download a corpus, and check each file against its published hash. The same command resumes an interrupted download."
         " Corpora with terms of use need PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or a line in ~/.netrc.",
         "ecg-data download ptbxl corpora/ptbxl",
     )
@@ -57,10 +57,10 @@ def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="only files whose names begin like this, such as training/georgia; may be repeated",
+        help="only files whose names begin with NAME, such as training/georgia; may be repeated",
     )
     command.add_argument("--connections", type=int, default=4, metavar="N", help="files at once, 1 to 8 (default: 4)")
-    command.add_argument("--mirror", metavar="URL", help="address of a copy of the corpus (default: that of its publisher)")
+    command.add_argument("--mirror", metavar="URL", help="URL of a copy of the corpus (default: its publisher's)")
 
 
 def _download(options: argparse.Namespace) -> int:
@@ -99,7 +99,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
     )
     command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the dataset")
-    _add_format(command, "format of the shards: tar, raw, or zarr, a third of the size (default: tar)", default="tar")
+    _add_format(command, "format of the shards: tar (uncompressed) or zarr (a third of the size); default: tar", default="tar")
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
     command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
     command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
@@ -118,7 +118,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="F",
         help="fraction of patients for validation (default: 0.05)",
     )
-    command.add_argument("--splits", metavar="PLAN", help="then split as `ecg-data split` does: paper, random or kfold")
+    command.add_argument("--splits", metavar="PLAN", help="also make a plan, as `ecg-data split` does: paper, random or kfold")
     add_patients(command)
     command.add_argument(
         "--accept",

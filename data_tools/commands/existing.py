@@ -21,7 +21,7 @@ def add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
         " Patients are kept together where they are known, otherwise recordings.",
         "ecg-data split datasets/six --plan paper --patients ptbxl_database.csv",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
     command.add_argument(
         "--plan",
         metavar="PLAN",
@@ -61,10 +61,10 @@ def add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "verify",
         _verify,
-        "Verify every hash, count and shape of a dataset. Prints the problems, if any, and exits with status 1.",
+        "Verify every hash, count and shape of a dataset. Problems are listed, and the exit status is 1 if there are any.",
         "ecg-data verify datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings, plans.",
         "ecg-data info datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Plot a crop on ECG paper, or the effect of each augmentation on it (--augment).",
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
     command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument(
@@ -127,9 +127,9 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         default="12x1",
         help="12x1: 10 s of each lead (default); 3x4: 2.5 s of each lead, and 10 s of lead II, as in the clinic",
     )
-    command.add_argument("--augment", action="store_true", help="plot each augmentation of the first 5 s")
+    command.add_argument("--augment", action="store_true", help="plot the effect of each augmentation on the first 5 s")
     command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
-    command.add_argument("--predictions", metavar="FILE", type=Path, help="print the predictions of engine/predict.py on it")
+    command.add_argument("--predictions", metavar="FILE", type=Path, help="also print these predictions of engine/predict.py")
 
 
 def _plot(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ def extract_archive(path: Path, folder: Path) -> None:
                     continue
                 out = folder / member.filename
                 if not is_safe_name(member.filename) or not out.parent.resolve().is_relative_to(folder.resolve()):
-                    raise DownloadError(f"{path}: contains {member.filename!r}, which is not the name of a file in it")
+                    raise DownloadError(f"{path}: contains {member.filename!r}, which is not a safe path")
                 if out.exists() and out.stat().st_size == member.file_size:
                     continue
                 free = shutil.disk_usage(folder).free

@@ -58,13 +58,13 @@ class PublishedList:
         """Yields the files that are wanted.
 
         Raises:
-            DownloadError: the list is not one, or has a name that would leave the folder.
+            DownloadError: it is not a list of files, or contains a path that leads out of the folder.
         """
         read = _read_sums if self._corpus.publisher == "physionet" else _read_record
         try:
             for file in read(self._path, self._url):
                 if not is_safe_name(file.name) or file.name.startswith("."):
-                    raise DownloadError(f"{self._url}: the list has the name {file.name!r}, which is not one of a file in it")
+                    raise DownloadError(f"{self._url}: its list of files contains {file.name!r}, which is not a safe path")
                 if not self._only or file.name.startswith(self._only):
                     yield file
         except (OSError, LookupError, TypeError, AttributeError, json.JSONDecodeError, UnicodeError, RecursionError) as error:

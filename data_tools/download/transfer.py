@@ -68,12 +68,12 @@ class Transfer:
         path = self._folder / file.name
         path.parent.mkdir(parents=True, exist_ok=True)
         if not path.parent.resolve().is_relative_to(self._folder):
-            raise FileError(f"{file.name}: its folder is a link that leads out of {self._folder}")
+            raise FileError(f"{file.name}: its folder is a link that leads out of {self._folder}; remove the link")
         if path.exists():
             if _has_digest(path, file):
                 self._on_bytes(path.stat().st_size)
                 return False
-            raise FileError(f"{file.name}: exists with another content than published; move it away to download it")
+            raise FileError(f"{file.name}: already exists, but differs from the published file; move it away to download it")
         part = path.with_name(f".{path.name}.part")
         if part.is_symlink():
             part.unlink()
@@ -126,11 +126,11 @@ class Transfer:
             if status in {408, 425, 429} or status >= 500:
                 raise _BusyError(status, response.headers.get("Retry-After", ""))
             if status not in {200, 206}:
-                raise FileError(f"{file.name}: the server answers {status}")
+                raise FileError(f"{file.name}: the server answers {status}; try again later")
             match = _CONTENT_RANGE.match(response.headers.get("Content-Range", "")) if status == 206 else None
             if match is None or int(match["start"]) != start:
                 if status == 206:
-                    raise FileError(f"{file.name}: the server answers with another part of the file than requested")
+                    raise FileError(f"{file.name}: the server sent another part of the file than requested; try again later")
                 self._on_bytes(-start)
                 start = 0
             with part.open("r+b" if start else "wb") as opened:
@@ -148,7 +148,7 @@ class Transfer:
                 raise StoppedError
             position += len(chunk)
             if position > limit:
-                raise FileError(f"{file.name}: the server sends more than {limit} bytes")
+                raise FileError(f"{file.name}: the server sends more than {limit} bytes; try again later")
             write(chunk)
             self._on_bytes(len(chunk))
 

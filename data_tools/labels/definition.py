@@ -36,7 +36,7 @@ class LabelDefinition(BaseModel):
         kind: see :data:`Kind`.
         classes: their names, in the order of the outputs; of a regression the names of its targets.
         codes: for each class the codes that count as it, as in samples.parquet.
-        thresholds: for each class the probability from which on it is decided; chosen on a validation set.
+        thresholds: for each class, the lowest probability at which it is predicted; chosen on a validation set.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)

@@ -9,11 +9,11 @@ import pyarrow.dataset
 
 from data_tools.validation import one_line
 
-_NUM_OTHERS = 3  # classes that were not decided, the most probable first
+_NUM_OTHERS = 3  # classes that were not predicted, the most probable first
 
 
 def describe_prediction(file: Path, source: str, recording: str) -> str:
-    """Returns what was predicted for a recording: the decided classes with their probabilities, then the most probable others.
+    """Returns the prediction of a recording as text: predicted classes with probabilities, then the most probable others.
 
     Raises:
         ValueError: the file is not a table of predictions, or does not contain the recording.
@@ -41,9 +41,9 @@ def _describe(row: dict[str, Any]) -> str:
     probabilities = dict(sorted(_with_prefix(row, "probability_").items(), key=lambda item: -item[1]))
     decisions = _with_prefix(row, "decision_") or {name: name == row["decision"] for name in probabilities}
     texts = {name: f"{name} {probability:.2f}" for name, probability in probabilities.items()}
-    decided = ", ".join(text for name, text in texts.items() if decisions[name]) or "no class"
+    predicted = ", ".join(text for name, text in texts.items() if decisions[name]) or "no class"
     others = ", ".join([text for name, text in texts.items() if not decisions[name]][:_NUM_OTHERS])
-    return f"predicted: {decided}" + (f" (not decided: {others})" if others else "")
+    return f"predicted: {predicted}" + (f" (not predicted: {others})" if others else "")
 
 
 def _with_prefix(row: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -92,8 +92,8 @@ class PieceCache:
                     break
             else:
                 raise StorageError(
-                    f"{bucket.url}/{piece.file}: bytes {piece.start} to {piece.start + piece.size} are not those that were "
-                    f"written ({_ATTEMPTS} attempts); check it with `ecg-data verify {bucket.url}`, and upload it again"
+                    f"{bucket.url}/{piece.file}: bytes {piece.start} to {piece.start + piece.size} differ from those that "
+                    f"were uploaded ({_ATTEMPTS} attempts); check it with `ecg-data verify {bucket.url}`, and upload it again"
                 )
         self._checked.add(piece.key)
         self._make_room(piece)

@@ -78,7 +78,9 @@ def check_names(plan: PlanOptions) -> None:
     """Raises PlanError if a plan's name cannot be that of a column."""
     for name in plan.names():
         if not _NAME.fullmatch(name) or name in {"key", PATIENT_COLUMN} or name.endswith(SEGMENT_SUFFIX):
-            raise PlanError(f"'{name}' cannot name a plan: choose lowercase letters, digits, _ and -, not key or patient")
+            raise PlanError(
+                f"'{name}' is not a valid plan name: use lowercase letters, digits, _ and -; key and patient are reserved"
+            )
 
 
 def _write_table(

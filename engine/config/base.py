@@ -27,7 +27,7 @@ class ParameterGroup(Options):
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: the optimizer's."""
     first_step: int = Field(0, ge=0)
-    """Step, from 0, at which the training of this group begins; its learning rate is 0 before."""
+    """First step, counted from 0, in which this group is trained; before it, the group's learning rate is 0."""
 
 
 class OptimizerOptions(Options):
@@ -51,13 +51,13 @@ class ZeroOptions(Options):
     """DeepSpeed ZeRO."""
 
     stage: Literal[0, 1, 2, 3] = 1
-    """What is sharded across the ranks: 0 nothing, 1 optimizer states, 2 also gradients, 3 also parameters."""
+    """ZeRO stage: 0 shards nothing across the ranks, 1 optimizer states, 2 also gradients, 3 also parameters."""
     overlap_comm: bool = True
     """Reduce gradients while the backward pass is running (stages 1 to 3, two or more ranks)."""
     reduce_bucket_size: int = Field(500_000_000, gt=0)
-    """Elements that are reduced at a time (stages 1 to 3)."""
+    """Number of elements reduced at a time (stages 1 to 3)."""
     allgather_bucket_size: int = Field(500_000_000, gt=0)
-    """Elements that are gathered at a time (stages 1 and 2)."""
+    """Number of elements gathered at a time (stages 1 and 2)."""
     param_persistence_threshold: int = Field(100_000, ge=0)
     """Parameters with fewer elements are not partitioned (stage 3)."""
 
@@ -84,10 +84,11 @@ class TrainOptions(Options):
     size that fits in the free memory, as in the presets. Global objectives draw their negatives from the micro-batches of all
     ranks, so it affects what is trained; a resumed run keeps its size."""
     cache_embeddings: bool = False
-    """Compare all samples of a step in a global objective, not those of a micro-batch (GradCache): training then does not
-    depend on micro_batch_size. Each micro-batch is encoded twice, which takes about a quarter longer."""
+    """Let a global objective compare all samples of a step instead of those of a micro-batch (GradCache), so that training
+    does not depend on micro_batch_size. Each micro-batch is encoded twice, which makes a step about a quarter longer."""
     min_compared_samples: int | None = Field(None, gt=0)
-    """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run with fewer says so."""
+    """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run
+    that compares fewer prints a warning."""
     precision: Precision = "bf16"
     """Precision in which the model computes; weights and optimizer states stay in fp32."""
     gradient_clipping: float = Field(0.0, ge=0)
@@ -151,7 +152,7 @@ class ValidationOptions(Options):
     max_batches: int | None = Field(None, gt=0)
     """Largest number of micro-batches per rank and evaluation; null: the whole split."""
     patience: int | None = Field(None, gt=0)
-    """Early stopping: evaluations in a row without a better score after which the run ends; null: off."""
+    """Early stopping: the run ends after this many consecutive evaluations without a better score; null: off."""
 
     @model_validator(mode="after")
     def _check_patience(self) -> Self:
@@ -180,7 +181,7 @@ class LoggingOptions(Options):
     every_steps: int = Field(1, gt=0)
     """Steps between logged rows of training metrics."""
     progress_seconds: float = Field(10, ge=0)
-    """Seconds between lines of progress in a log; on a terminal, a single line is updated."""
+    """Seconds between progress lines in a log; on a terminal, a single line is updated."""
     tensorboard: bool = True
     """Whether to write TensorBoard event files."""
     wandb_project: str | None = None

@@ -22,9 +22,9 @@ class LabelOptions(Options):
     kind: Kind = "multilabel"
     """Kind of the labels of a table: multilabel, multiclass, binary or regression."""
     columns: tuple[str, ...] = ()
-    """Columns of a table that are labels."""
+    """Label columns of the table."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in each class positives weigh as much as negatives; of a multiclass task all classes weigh the same."""
+    """balanced: in each class, positives weigh as much as negatives; in a multiclass task, all classes weigh the same."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the pooled features."""
 
@@ -34,10 +34,11 @@ class LabelOptions(Options):
         if self.scheme not in schemes:
             raise ValueError(f"unknown scheme '{self.scheme}'; known: {', '.join(sorted(schemes))}")
         if (self.table is None) != (self.scheme == "cinc2021"):
-            needs = "needs a table" if self.table is None else "reads no table"
+            needs = "needs a table" if self.table is None else "does not use a table"
             raise ValueError(f"scheme '{self.scheme}' {needs}; see the option 'table'")
         if bool(self.columns) != (self.scheme == "table"):
-            raise ValueError("'columns' names the labels of scheme 'table', and of no other")
+            problem = f"is not used by scheme '{self.scheme}': remove it" if self.columns else "must name the label columns"
+            raise ValueError(f"'columns' {problem}")
         return self
 
 
@@ -45,7 +46,7 @@ class IdentificationOptions(Options):
     """Identification of patients with ArcFace; segments of a patient get embeddings of high cosine similarity."""
 
     scale: float = Field(192.0, gt=0)
-    """Factor on the cosine similarities."""
+    """Scale of the cosine similarities."""
     margin: float = Field(1.0, ge=0, lt=math.pi)
     """Angle, in radians, by which a segment must be closer to its own patient than to any other."""
 
@@ -66,7 +67,7 @@ class FinetuneConfig(RunConfig):
     """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
     fairseq-signals; or random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
     task: TaskChoice
-    """What is learned, with options: labels or identification."""
+    """Task and its options: labels or identification."""
     mode: Literal["full", "head", "lora"] = "full"
     """What is trained: the whole model; only the head, on a frozen encoder; or the head and low-rank updates of the matrices of
     the transformer, which are merged when the model is exported (LoRA, https://arxiv.org/abs/2106.09685; needs peft)."""
@@ -92,11 +93,11 @@ class FinetuneConfig(RunConfig):
         if self.layer_decay is not None and self.mode != "full":
             raise ValueError(f"layer_decay needs mode=full, got mode={self.mode}")
         if self.head_steps and self.mode == "head":
-            raise ValueError("head_steps has no meaning with mode=head, which trains only the head in all steps")
+            raise ValueError("head_steps has no effect with mode=head, which trains only the head throughout: remove it")
         if self.mode == "lora" and self.train.micro_batch_size == "auto":
             raise ValueError("mode=lora does not work with train.micro_batch_size=auto: set a number")
         if self.ema_decay is not None and self.zero.stage == 3:
-            raise ValueError("ema_decay does not work with zero.stage=3, where no rank has the weights: set a lower stage")
+            raise ValueError("ema_decay does not work with zero.stage=3, where no rank has all weights: set a lower stage")
         return self
 
     def encoder_groups(self) -> tuple[ParameterGroup, ...]:

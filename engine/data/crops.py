@@ -107,7 +107,7 @@ class CropStore(SampleStore):
     Args:
         dataset: an open dataset.
         split: name of the split, such as "pretrain".
-        plan: name of the plan, see :func:`data_tools.shards.plans.read_plan`; ``None``: the split that the shards follow. Where
+        plan: name of the plan, see :func:`data_tools.shards.plans.read_plan`; ``None``: the stored splits. Where
             the plan has chosen one segment of a crop, the samples of unit "segment" have only that.
         unit: what a sample is.
         chosen: bool, for each crop of the split's part of the table, or with a plan of the whole table, whether to use it;

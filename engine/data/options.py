@@ -18,10 +18,10 @@ class DatasetOptions(Options):
     path: Path
     """Dataset folder or URL."""
     weight: Annotated[float, Field(ge=0)] = 1.0
-    """How often each of its crops is read per epoch, on average: 0.5 for half of them, 2 for all of them twice. 0: the dataset
-    is only validated on."""
+    """Average number of times that each of its crops is read per epoch: 0.5 reads half of them, 2 reads all of them twice.
+    0: the dataset is used only for validation."""
     plan: str | None = None
-    """Plan whose splits are used, as in data.plan; null: the splits that the shards follow."""
+    """Plan whose splits are used, as in data.plan; null: the stored splits."""
 
     @field_serializer("path")
     def _write_location(self, path: Path) -> str:
@@ -35,36 +35,36 @@ class DataOptions(Options):
     """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); this or datasets
     must be set when a run starts."""
     cache: Path | None = None
-    """Folder in which parts of datasets in object storage are kept, shared by the ranks of a machine; null: $ECG_CACHE, or
+    """Cache folder for datasets in object storage, shared by the ranks of a machine; null: $ECG_CACHE, or
     ~/.cache/ecg-engine."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """Limit of that folder in GB; null: $ECG_CACHE_GB, or 50."""
+    """Maximum size of that folder in GB; null: $ECG_CACHE_GB, or 50."""
     datasets: tuple[DatasetOptions, ...] = ()
     """Mixture of datasets to pre-train on, instead of path: [{path: DIR, weight: 1}, ...]."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Flattens the shares of a mixture: they are proportional to (weight x crops) ** (1 / temperature). 1: as the weights say;
-    the higher, the more equal. The number of crops per epoch stays the same."""
+    """Flattens the shares of a mixture: they are proportional to (weight x crops) ** (1 / temperature). 1 keeps them
+    as they are; higher values make them more equal. The number of crops per epoch stays the same."""
     loader: Literal["auto", "dali", "torch"] = "auto"
     """Loader; auto: DALI on a GPU, where it is installed, and torch on a CPU, where it is faster."""
     plan: str | None = None
-    """Plan whose splits are used (`ecg-data split` makes one), such as pretrain, diagnosis or, of the folds of a k-fold plan,
-    kfold/0; null: the splits that the shards follow."""
+    """Plan whose splits are used (`ecg-data split` makes one), such as pretrain, diagnosis or kfold/0 (fold 0 of a
+    k-fold plan); null: the stored splits."""
     train_split: str | None = None
-    """Split to train on; null: train of a plan, otherwise pretrain."""
+    """Split to train on; null: train if there is a plan, otherwise pretrain."""
     valid_split: str = "valid"
     """Split to validate on; may be absent from the dataset."""
     block_size: Annotated[int, Field(gt=0)] = 256
     """Shuffle block size in crops: first the order of blocks is shuffled, then the crops of window_blocks blocks at a time."""
     window_blocks: Annotated[int, Field(gt=0)] = 16
-    """Number of blocks whose crops are shuffled together; more is closer to a full shuffle and less local to read."""
+    """Number of blocks whose crops are shuffled together; more blocks
+    shuffle more thoroughly, but read less sequentially."""
     num_threads: Annotated[int, Field(gt=0)] = 2
-    """Number of threads that read and, on a CPU, transform."""
+    """Number of threads that read crops and, on a CPU, augment them."""
     prefetch: Annotated[int, Field(gt=0)] = 4
     """Number of batches loaded ahead."""
     verify: Literal["hash", "size"] = "hash"
-    """What is compared with the manifest: before the first step and once per epoch the hash of every shard, or only its size
-    before the first step. What comes from object storage is always compared with its CRC when it is fetched, and with nothing
-    else."""
+    """How shards are compared with the manifest: by their hash, before the first step and once per epoch, or only by their
+    size, before the first step. Data from object storage are checked only against their CRC, whenever they are fetched."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
 

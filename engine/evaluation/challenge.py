@@ -1,7 +1,7 @@
 """The score of the PhysioNet/Computing in Cardiology Challenge 2021.
 
 Reyna et al. 2021, "Will Two Do? Varying Dimensions in Electrocardiography"; the published scorer is
-https://github.com/physionetchallenges/evaluation-2021. Each decision earns a reward that depends on the true and the decided
+https://github.com/physionetchallenges/evaluation-2021. Each decision earns a reward that depends on the true and the predicted
 class; the sum is scaled so that all-correct decisions score 1 and "sinus rhythm" for every recording scores 0. The rewards in
 cinc2021_weights.csv are those of the scorer's weights.csv, unchanged.
 
@@ -71,8 +71,8 @@ def load_rewards(codes: Sequence[Sequence[str]]) -> Rewards:
 def sample_rewards(targets: BoolArray, decisions: BoolArray, rewards: Rewards) -> SampleRewards:
     """Returns what each sample earns.
 
-    A sample's reward is the sum over its true and its decided classes, divided by the number of classes that are true or
-    decided (at least 1): the scorer's normalized confusion matrix, summed over classes before samples.
+    A sample's reward is the sum over its true and its predicted classes, divided by the number of classes that are true or
+    predicted (at least 1): the scorer's normalized confusion matrix, summed over classes before samples.
 
     Args:
         targets: bool [N, C].

@@ -70,7 +70,7 @@ class MultilabelMetrics(Metrics):
     Args:
         targets: 0 or 1, [N, C].
         probabilities: [N, C].
-        thresholds: a class is decided where its probability >= its threshold: [C], or one for all.
+        thresholds: a class is predicted if its probability >= its threshold: [C], or one for all.
         classes: names; ``None``: numbers.
         rewards: for the Challenge score; ``None``: without it.
 
@@ -131,10 +131,10 @@ class MultilabelMetrics(Metrics):
 
 
 class MulticlassMetrics(Metrics):
-    """Metrics of classes of which exactly one is true; the class of highest probability is decided.
+    """Metrics of classes of which exactly one is true; the class of highest probability is predicted.
 
     Overall: ``accuracy``, ``balanced_accuracy``, ``f1_macro``, ``auroc_macro``, ``auprc_macro`` (each class against the rest),
-    ``brier`` (summed over classes), ``ece`` (of the decided class). By class: ``auroc``, ``auprc``, ``f1``, ``sensitivity``,
+    ``brier`` (summed over classes), ``ece`` (of the predicted class). By class: ``auroc``, ``auprc``, ``f1``, ``sensitivity``,
     ``specificity``, ``num_positives``.
 
     Args:
@@ -144,7 +144,7 @@ class MulticlassMetrics(Metrics):
 
     Attributes:
         undefined: classes without positives or without negatives, which have no AUROC.
-        confusion: int64 [C, C], samples by true and decided class.
+        confusion: int64 [C, C], samples by true and predicted class.
 
     Raises:
         UserError: arrays that do not fit together, a class that is not there, or probabilities outside [0, 1].
@@ -161,16 +161,16 @@ class MulticlassMetrics(Metrics):
         if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= num_classes:
             raise UserError(f"targets must be class numbers from 0 to {num_classes - 1}")
         self.classes = _class_names(classes, num_classes)
-        decided = self._probabilities.argmax(1)
-        self._targets, self._decisions = (np.arange(num_classes) == rows[:, None] for rows in (numbers, decided))
+        predicted = self._probabilities.argmax(1)
+        self._targets, self._decisions = (np.arange(num_classes) == rows[:, None] for rows in (numbers, predicted))
         self._rankings = ClassRankings(self._targets, self._probabilities)
-        self._is_right = (decided == numbers)[:, None]
+        self._is_right = (predicted == numbers)[:, None]
         self._confidence = self._probabilities.max(1, keepdims=True)
         num_positives = self._targets.sum(0)
         defined = (num_positives > 0) & (num_positives < self.num_samples)
         self.undefined = tuple(name for name, is_defined in zip(self.classes, defined, strict=True) if not is_defined)
         self.confusion = np.zeros((num_classes, num_classes), dtype=np.int64)
-        np.add.at(self.confusion, (numbers, decided), 1)
+        np.add.at(self.confusion, (numbers, predicted), 1)
 
     def __call__(self, weights: FloatArray) -> Values:
         """See :class:`Metrics`."""

@@ -1,4 +1,4 @@
-"""Decision thresholds, to be chosen on a validation set. A class is decided where its probability >= its threshold.
+"""Decision thresholds, to be chosen on a validation set. A class is predicted if its probability >= its threshold.
 
 Legend: N samples, C classes.
 """
@@ -76,7 +76,7 @@ def choose_challenge_thresholds(targets: ArrayLike, probabilities: ArrayLike, re
 
 
 def _gain_of_deciding(flags: BoolArray, decisions: BoolArray, gains: FloatArray, c: int) -> FloatArray:
-    """Returns how much more each sample earns if class c is decided than if not, given its other decisions: [N]."""
+    """Returns how much more each sample earns if class c is predicted, given its other decisions: [N]."""
     others = decisions.copy()
     others[:, c] = False
     earned = (gains * others).sum(1)

@@ -140,7 +140,7 @@ class Predictor(CropModel):
         with_embedding: bool = False,
     ) -> None:
         if model.head is None:
-            raise UserError(f"a model of kind '{model.config.kind}' predicts nothing: fine-tune it with engine/finetune.py")
+            raise UserError(f"a model of kind '{model.config.kind}' makes no predictions: fine-tune it with engine/finetune.py")
         super().__init__(model, leads, device, precision)
         self.definition = model.definition
         self._head = model.head

@@ -86,7 +86,7 @@ def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -
     Args:
         path: the folder.
         split: split of a dataset; None: all splits.
-        plan: plan whose splits are meant; None: the splits that the shards follow.
+        plan: plan whose splits are used; None: the stored splits.
         scratch: folder for temporary files.
 
     Raises:

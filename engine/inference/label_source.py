@@ -42,10 +42,10 @@ def choose_labeler(
     options: dict[str, Any] = {"scheme": scheme, "table": table, "kind": kind, "columns": columns}
     if scheme is None:
         if own is None or own.name == CONVERTED:
-            raise UserError("the model does not say what its labels are: name them with --labels")
+            raise UserError("the model has no label definition: choose its labels with --labels")
         is_ptbxl = own.name.startswith("ptbxl-")
         if own.name != "cinc2021" and table is None:
-            raise UserError(f"the labels of the model are '{own.name}': name their table with --label-table, or other --labels")
+            raise UserError(f"the model's labels are '{own.name}': set their table with --label-table, or other --labels")
         if own.name != "cinc2021" and not is_ptbxl:
             assert table is not None
             return read_label_table(table, own.kind, (own.name,) if own.kind == "multiclass" else own.classes, own)
@@ -96,5 +96,6 @@ def align_outputs(config: ModelConfig, labels: LabelDefinition) -> NDArray[np.in
     unknown = next((name for name, number in zip(own.classes, numbers, strict=True) if number < 0), None)
     raise UserError(
         f"the model has {len(own.classes)} labels{f', such as {unknown!r}' if unknown else ''}, but '{labels.name}' has "
-        f"{len(labels.classes)}, such as '{labels.classes[0]}': choose other --labels, or convert the model with its names"
+        f"{len(labels.classes)}, such as '{labels.classes[0]}': choose other --labels, or "
+        f"convert the model with its label names"
     )

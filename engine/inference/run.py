@@ -63,7 +63,7 @@ class Runner:
     ) -> Iterator[tuple[list[Crop], NDArray[np.float32], NDArray[np.int64]]]:
         """Yields batches of crops in the order of the input, with the model's values and numbers of segments.
 
-        What cannot be read is skipped, reported and counted in ``summary``.
+        Recordings that cannot be read are skipped, reported and counted in ``summary``.
         """
         batch: list[Crop] = []
 
@@ -113,7 +113,8 @@ def embed_input(
 ) -> Summary:
     """Embeds every crop of a dataset or of a folder of WFDB recordings.
 
-    What cannot be read is skipped and reported; the rest is written. Memory does not grow with the number of crops.
+    Recordings that cannot be read are skipped and reported; the others are written. Memory does not grow with the number of
+    crops.
 
     Args:
         embedder: the model.
@@ -122,7 +123,7 @@ def embed_input(
             about its size are kept beside it meanwhile.
         runner: how the model is applied.
         split: split of a dataset; None: all splits.
-        plan: plan whose splits are meant; None: the splits that the shards follow.
+        plan: plan whose splits are used; None: the stored splits.
 
     Raises:
         UserError: the input or output cannot be used, or nothing could be embedded.
@@ -178,7 +179,7 @@ def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True
     if out.is_dir():
         raise UserError(f"{out}: is a folder: name a file")
     if out.exists() and not overwrite:
-        raise UserError(f"{out}: exists already: name another file, or replace it with --overwrite")
+        raise UserError(f"{out}: already exists: choose another file, or replace it with --overwrite")
     if not out.parent.is_dir():
         raise UserError(f"{out.parent}: no such folder: create it or write elsewhere")
 

@@ -61,7 +61,7 @@ class EmbeddingStore:
             num_segments: [N], number of complete segments.
 
         Raises:
-            ValueError: a key exists already.
+            ValueError: a key already exists.
         """
         assert embeddings.shape == (len(crops), *self._shape), f"unexpected shape {embeddings.shape}"
         positions = range(self._num_crops, self._num_crops + len(crops))

@@ -209,15 +209,15 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
     config = model.config
     if config.encoder.output_layers > 1:
         raise UserError(
-            f"{folder}: cannot be exported: its output is the mean of the last {config.encoder.output_layers} blocks, and that "
-            f"of the official encoder is the last block's"
+            f"{folder}: cannot be exported: its output is the mean of the last {config.encoder.output_layers} blocks, but "
+            f"the official encoder outputs only the last one's"
         )
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
     if not keys.has_projection(config.encoder):
         for name, tensor in _identity(config.encoder.width).items():
             if not torch.equal(tensors.pop(name), tensor):
                 raise UserError(
-                    f"{folder}: cannot be exported: {name} is not the identity, and the official encoder has no projection "
+                    f"{folder}: cannot be exported: {name} is not the identity, but the official encoder has no projection "
                     f"if the features are as wide as the transformer"
                 )
     table = _table(config, has_mask_embedding=has_mask, is_fine_tuned=config.kind == "classifier")

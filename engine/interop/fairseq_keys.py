@@ -85,7 +85,7 @@ def has_projection(encoder: EncoderOptions) -> bool:
 
 
 def rename_to_current(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Replaces older official names by current ones, unless the current name exists already.
+    """Replaces older official names by current ones, unless the current name already exists.
 
     Args:
         tensors: the official state dict.

@@ -51,7 +51,7 @@ def _find_checkpoint(source: Path) -> tuple[Callable[[Path, Path], list[str]], P
     saved = sorted(path for path in (source / "checkpoints").glob("*") if FOLDER_NAME.fullmatch(path.name))
     if not saved:
         raise UserError(
-            f"init_from: {source} is neither a model's folder, nor a run's or a checkpoint's, nor a .pt file of the official "
+            f"init_from: {source} is not the folder of a model, run or checkpoint, nor a .pt file of the official "
             f"implementation; use one of these, or random"
         )
     return import_checkpoint, min(saved, key=lambda path: _sort_key(read_info(path)))

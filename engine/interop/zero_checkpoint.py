@@ -82,6 +82,6 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
             }
         )
     except (KeyError, TypeError) as error:
-        raise UserError(f"{where}: is damaged: 'config' has no {error}") from None
+        raise UserError(f"{where}: is damaged: 'config' lacks {error}") from None
     except ValidationError as error:
         raise UserError(f"{where}: {describe_validation_error(error)}; use the release that wrote it") from None

@@ -81,7 +81,7 @@ class ModelConfig(Options):
         if (self.labels is not None) != (self.kind == "classifier"):
             raise ValueError("'labels' are required for kind 'classifier' and not allowed for others")
         if self.label_definition is not None and self.label_definition.classes != self.labels:
-            raise ValueError("'label_definition' names other classes than 'labels'")
+            raise ValueError("the classes of 'label_definition' differ from 'labels'")
         if len(set(self.labels or ())) < len(self.labels or ()):
             raise ValueError("'labels' must be distinct")
         return self

@@ -34,7 +34,7 @@ def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     try:
         tensors = load_file(file)
     except OSError as error:
-        raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
+        raise UserError(f"{file}: cannot be read ({error.strerror or error}); choose the folder of a model") from None
     except safetensors.SafetensorError as error:
         raise UserError(f"{file}: not a valid safetensors file ({error}); get another copy of the model") from None
     check_tensors(str(file), config, tensors)

@@ -98,7 +98,7 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             return signals
         num_leads = len(self.model_.config.leads if self.leads is None else self.leads)
         if signals.shape[1] % num_leads:
-            raise UserError(f"rows of {signals.shape[1]} numbers cannot be {num_leads} leads; expected [rows, leads, samples]")
+            raise UserError(f"expected [rows, leads, samples], got rows of {signals.shape[1]} values for {num_leads} leads")
         return signals.reshape(len(signals), num_leads, -1)
 
     @property

@@ -55,7 +55,7 @@ class SignalInput:
         self._rows = [config.leads.index(lead) for lead in self._leads if lead in used]
         self._signal_rows = [row for row, lead in enumerate(self._leads) if lead in used]
         if not self._rows:
-            raise UserError(f"leads={list(self._leads)}: none of the model's leads ({', '.join(used)})")
+            raise UserError(f"leads={list(self._leads)}: expected at least one of the model's leads ({', '.join(used)})")
         self._sampling_rate = config.sampling_rate if sampling_rate is None else sampling_rate
         _check_sampling_rate(self._sampling_rate, config.sampling_rate)
         if unit is not None and unit not in _UNITS_PER_MV:
@@ -168,11 +168,11 @@ def _find_leads(leads: Sequence[str]) -> tuple[str, ...]:
     names = [canonical_lead(str(name)) for name in leads]
     unknown = [str(given) for given, name in zip(leads, names, strict=True) if name is None]
     if unknown:
-        raise UserError(f"unknown lead {', '.join(unknown)}: leave it out; known: {', '.join(LEADS)}")
+        raise UserError(f"unknown lead {', '.join(unknown)}: remove it; known: {', '.join(LEADS)}")
     found = tuple(filter(None, names))
     repeated = sorted({name for name in found if found.count(name) > 1}, key=LEADS.index)
     if repeated:
-        raise UserError(f"lead {', '.join(repeated)} is named more than once: leave the others out")
+        raise UserError(f"lead {', '.join(repeated)} is named more than once: keep one of them")
     return found
 
 

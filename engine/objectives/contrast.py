@@ -37,13 +37,13 @@ class GlobalOptions(Options):
     temperature: float = Field(default=0.1, gt=0)
     """Temperature tau, by which cosine similarities are divided."""
     negatives: Literal["all_ranks", "own_rank"] = "all_ranks"
-    """Whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
+    """Ranks whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
     samples a rank has in a micro-batch."""
     constant_norms: bool = False
     """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
     identity: Identity = "patient"
-    """Whose other segments are not negatives: those of the same patient, of the same recording (the official code), or none but
-    the pair's own: pair (the official code of SimCLR)."""
+    """Segments that are never each other's negatives: those of the same patient, of the same recording (the official code),
+    or only those of the same pair (the official code of SimCLR)."""
 
 
 class Comparison(NamedTuple):
@@ -58,7 +58,7 @@ class Comparison(NamedTuple):
     key_patient: Tensor
     """int64 [2 M]."""
     metrics: Mapping[str, Tensor] = {}
-    """What shows a collapse, see :func:`pair_loss`."""
+    """Metrics that reveal a collapse; see :func:`pair_loss`."""
 
 
 class GlobalObjective(Objective):

@@ -26,7 +26,7 @@ Identity = Literal["patient", "recording", "pair"]
 
 
 class DrawKeys(NamedTuple):
-    """What determines the random numbers of a batch."""
+    """The keys of a batch's random numbers."""
 
     seed: int
     step: int | Tensor
@@ -65,12 +65,12 @@ class Objective(nn.Module, ABC):
 
     options_class: ClassVar[type[Options]]
     pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "adjacent"}
-    """What a sample may be taken from -> which segments it holds."""
+    """Allowed sample units -> segments of a sample."""
     identity: Identity = "patient"
-    """What the argument ``patient`` of :meth:`forward` numbers."""
+    """What the numbers in the argument ``patient`` of :meth:`forward` identify."""
     by_segment: bool = False
-    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: what each segment adds to the loss, which is their mean.
-    Terms that belong to no segment count equally for all."""
+    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each
+    segment to the loss, which is their mean. Terms that belong to no segment count equally for all."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         del encoder_options  # for the heads of a subclass

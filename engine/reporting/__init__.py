@@ -9,7 +9,7 @@ outputs.py         predictions by recording
 curves.py          ROC, precision-recall and reliability
 decisions.py       confusion matrix
 identification.py  similarities, ranks and verification
-examples.py        the ECGs most surely right and wrong
+examples.py        the ECGs with the most confident right and wrong predictions
 projection.py      embeddings in two dimensions
 """
 

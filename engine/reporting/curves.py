@@ -73,12 +73,12 @@ def _draw_lines(
 def reliability_block(outputs: Outputs) -> Figures:
     """Returns the reliability diagram: predicted probabilities against shares of positives, of all classes together.
 
-    For multiclass labels, the probability of the decided class against the share of right decisions.
+    For multiclass labels, the probability of the predicted class against the share of correct decisions.
     """
     if outputs.definition.kind == "multiclass":
         predicted = outputs.predicted.max(1)
         is_true = outputs.targets[outputs.decisions] > 0
-        what = "probability of the decided class", "share of right decisions"
+        what = "probability of the predicted class", "share of correct decisions"
     else:
         predicted, is_true = outputs.predicted.ravel(), outputs.targets.ravel() > 0
         what = "predicted probability", "share of positives"
@@ -106,7 +106,7 @@ def reliability_block(outputs: Outputs) -> Figures:
     points = ", ".join(f"{mean:.2f}: {share:.2f}" for mean, share in zip(means, shares, strict=True))
     described = ", ".join(f"{count:,}" for count in counts)
     return Figures(
-        f"On the dashed line predictions are calibrated. Bars are 95 % intervals; bins with fewer than {_MIN_IN_BIN} "
+        f"Predictions on the dashed line are calibrated. Bars are 95 % intervals; bins with fewer than {_MIN_IN_BIN} "
         "predictions are left out.",
         [
             Panel(draw(plot), f"Reliability diagram: {what[0]} against {what[1]}: {points or 'no bin has enough predictions'}"),

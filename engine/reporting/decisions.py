@@ -1,4 +1,4 @@
-"""The confusion matrix: what was decided for recordings of each class."""
+"""The confusion matrix: predicted classes by true class."""
 
 import numpy as np
 
@@ -11,7 +11,7 @@ _NO_CLASS = "no class"
 def confusion_block(outputs: Outputs) -> Block:
     """Returns the confusion matrix as a table with a row for each true class.
 
-    A recording of several classes counts in several rows; one that several classes were decided for, in several columns.
+    A recording with several true classes counts in several rows; one with several predicted classes, in several columns.
     """
     targets, decisions, names = outputs.targets > 0, outputs.decisions, list(outputs.classes)
     if outputs.definition.kind != "multiclass":
@@ -31,5 +31,5 @@ def confusion_block(outputs: Outputs) -> Block:
         rows.append((names[shown[number]], f"{totals[number]:,}", *cells))
     if not rows:
         return Text("No recording has a class, so there is no confusion matrix.")
-    caption = "Recordings by true class (rows) and decided class (columns), with the share of the row"
+    caption = "Recordings by true class (rows) and predicted class (columns), with shares of the row"
     return Table(caption, ("true", "recordings", *(names[place] for place in shown)), rows)

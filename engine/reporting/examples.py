@@ -1,4 +1,4 @@
-"""The ECGs that a model was most surely right and most surely wrong about, on ECG paper with their predictions.
+"""The ECGs with a model's most confident right and wrong predictions, on ECG paper.
 
 Legend: N recordings, C classes.
 """
@@ -46,12 +46,12 @@ class Gallery:
         except DatasetError as error:
             if data is not None:
                 raise UserError(str(error)) from None
-            self.problem = f"ECGs are not drawn, because the dataset cannot be opened ({error}); name it with --data."
+            self.problem = f"ECGs are not drawn, because the dataset cannot be opened ({error}); choose it with --data."
             return
         if self._dataset.fingerprint != evaluation.results.dataset_fingerprint:
             if data is not None:
-                raise UserError(f"{data}: is not the dataset that {evaluation.path} was evaluated on: name that with --data")
-            self.problem = f"ECGs are not drawn, because {recorded} is now another dataset; name the right one with --data."
+                raise UserError(f"{data}: not the dataset of {evaluation.path}: choose that one with --data")
+            self.problem = f"ECGs are not drawn, because {recorded} is now another dataset; choose the right one with --data."
 
     def draw(self, key: str, prediction: str) -> Panel:
         """Returns a crop on ECG paper.
@@ -67,7 +67,7 @@ class Gallery:
 
 
 def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
-    """Returns the ECGs that the model was most surely right about, and those that it was most surely wrong about."""
+    """Returns the ECGs with the model's most confident right and wrong predictions."""
     if gallery.problem:
         return [Text(gallery.problem)]
     right, wrong = choose_examples(outputs, gallery.num_examples)
@@ -75,18 +75,18 @@ def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
         titles = ("The smallest errors.", "The largest errors.")
     else:
         titles = (
-            "Most surely right: the highest probability of a class that is true and was decided.",
-            "Most surely wrong: true and predicted with the lowest probability, or not true and predicted with the highest.",
+            "Most confident and right: the highest probability of a class that is true and predicted.",
+            "Most confident and wrong: the lowest probability of a true class, or the highest of one that is not true.",
         )
     blocks: list[Block] = []
     for title, rows in zip(titles, (right, wrong), strict=True):
         panels = [gallery.draw(str(outputs.keys[row]), describe(outputs, row)) for row in rows]
-        blocks.append(Figures(title, panels, is_wide=True) if panels else Text(f"{title} There is none."))
+        blocks.append(Figures(title, panels, is_wide=True) if panels else Text(f"{title} There are none."))
     return blocks
 
 
 def choose_examples(outputs: Outputs, num_examples: int) -> tuple[list[int], list[int]]:
-    """Returns the recordings with the surest right and the surest wrong predictions, of different classes first."""
+    """Returns the recordings with the most confident right and wrong predictions, those of different classes first."""
     targets, predicted = outputs.targets, outputs.predicted
     if outputs.definition.kind == "regression":
         scale = targets.std(0)
@@ -96,14 +96,14 @@ def choose_examples(outputs: Outputs, num_examples: int) -> tuple[list[int], lis
     is_true = targets > 0
     right = np.where(is_true & outputs.decisions, predicted, -np.inf)
     wrong = np.where(is_true != outputs.decisions, np.abs(targets - predicted), -np.inf)
-    return _surest(right, num_examples), _surest(wrong, num_examples)
+    return _most_confident(right, num_examples), _most_confident(wrong, num_examples)
 
 
-def _surest(sureness: NDArray[np.float64], num_examples: int) -> list[int]:
-    """Returns rows of the highest values [N, C], each once; first the highest of each class, then of what is left."""
-    order = np.argsort(-sureness, axis=None, kind="stable")
-    order = order[np.isfinite(sureness.ravel()[order])]
-    rows, classes = (places.tolist() for places in np.unravel_index(order, sureness.shape))
+def _most_confident(confidence: NDArray[np.float64], num_examples: int) -> list[int]:
+    """Returns rows of the highest values [N, C], each once: first the highest of each class, then the highest of the rest."""
+    order = np.argsort(-confidence, axis=None, kind="stable")
+    order = order[np.isfinite(confidence.ravel()[order])]
+    rows, classes = (places.tolist() for places in np.unravel_index(order, confidence.shape))
     chosen: list[int] = []
     for needs_new_class in (True, False):
         seen: set[int] = set()
@@ -113,11 +113,11 @@ def _surest(sureness: NDArray[np.float64], num_examples: int) -> list[int]:
             if row not in chosen and not (needs_new_class and place in seen):
                 seen.add(place)
                 chosen.append(row)
-    return sorted(chosen, key=lambda row: -sureness[row].max())
+    return sorted(chosen, key=lambda row: -confidence[row].max())
 
 
 def describe(outputs: Outputs, row: int) -> str:
-    """Returns what is true and what was predicted for a recording, as a line of text."""
+    """Returns the true and the predicted classes or values of a recording as a line of text."""
     names, predicted, targets = outputs.classes, outputs.predicted[row], outputs.targets[row]
     if outputs.definition.kind == "regression":
         pairs = zip(names, targets.tolist(), predicted.tolist(), strict=True)
@@ -131,6 +131,6 @@ def describe(outputs: Outputs, row: int) -> str:
 def _list_others(outputs: Outputs, row: int, places: Sequence[int]) -> str:
     texts = [f"{outputs.classes[place]} {outputs.predicted[row, place]:.2f}" for place in places]
     more = f" and {len(texts) - _NUM_NAMES} more" if len(texts) > _NUM_NAMES else ""
-    is_decided = bool(places) and bool(outputs.decisions[row, places[0]])
-    kind = "decided but not true" if is_decided else "next"
+    is_predicted = bool(places) and bool(outputs.decisions[row, places[0]])
+    kind = "predicted but not true" if is_predicted else "next"
     return f"{kind}: {', '.join(texts[:_NUM_NAMES])}{more}" if texts else ""

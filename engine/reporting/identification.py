@@ -21,8 +21,8 @@ from engine.reporting.projection import patient_projection
 from engine.reporting.svg import COLORS, INK, draw
 
 _TITLES = {
-    "tar_at_far_0.01": "true acceptance at a false acceptance of 1 %",
-    "tar_at_far_0.001": "true acceptance at a false acceptance of 0.1 %",
+    "tar_at_far_0.01": "true acceptance rate at 1 % false acceptance",
+    "tar_at_far_0.001": "true acceptance rate at 0.1 % false acceptance",
     "auroc": "AUROC",
 }
 _MAX_RANK = 20
@@ -89,7 +89,7 @@ def _read(evaluation: EvaluationFolder, row: ScoreRow) -> _Embeddings | None:
     unit = []
     for side in ("gallery", "probe"):
         if arrays[side].ndim != 2 or arrays[side].dtype.kind != "f":
-            raise UserError(f"{file}: is damaged: array '{side}' contains no embeddings: evaluate again")
+            raise UserError(f"{file}: is damaged ('{side}' is not a matrix of floats); run engine/evaluate.py again")
         unit.append(arrays[side] / np.maximum(np.linalg.norm(arrays[side], axis=1, keepdims=True), 1e-12))
     return _Embeddings(unit[0], unit[1], arrays)
 
@@ -154,7 +154,7 @@ def _verification(matching: Matching) -> Panel:
 
 
 def _examples(embeddings: _Embeddings, matching: Matching, gallery: Gallery) -> list[Block]:
-    """Returns the probe that is surest of a wrong patient, with the gallery entry it was taken for."""
+    """Returns the probe with the most confident wrong match, and the gallery entry it was taken for."""
     if gallery.problem:
         return [Text(gallery.problem)]
     gallery_patients, probe_patients = embeddings.patients
@@ -179,4 +179,4 @@ def _examples(embeddings: _Embeddings, matching: Matching, gallery: Gallery) -> 
             str(arrays["gallery_key"][entry]), f"gallery, segment {int(arrays['gallery_segment'][entry]) + 1}; {text}"
         ),
     ]
-    return [Figures("Most surely wrong: a probe, and the other patient it was taken for.", panels, is_wide=True)]
+    return [Figures("Most confident and wrong: a probe, and the other patient it was taken for.", panels, is_wide=True)]

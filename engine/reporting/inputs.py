@@ -144,9 +144,9 @@ class EvaluationFolder:
                 with file.open("rb") as opened, np.load(opened, allow_pickle=False) as arrays:
                     self._read[row.predictions] = dict(arrays)
             except FileNotFoundError:
-                raise UserError(f"{file}: is missing: evaluate again with engine/evaluate.py -o FOLDER") from None
+                raise UserError(f"{file}: is missing; run engine/evaluate.py -o FOLDER again") from None
             except (OSError, ValueError, EOFError, KeyError, _zip_error()) as error:
-                raise UserError(f"{file}: is damaged ({one_line(error)}): evaluate again") from None
+                raise UserError(f"{file}: is damaged ({one_line(error)}); run engine/evaluate.py again") from None
         return self._read[row.predictions]
 
 
@@ -165,7 +165,7 @@ def open_input(path: Path) -> Input:
         return EvaluationFolder(path, _read_results(path / RESULTS_FILE), path)
     if (path / _CONFIG_FILE).is_file() and (path / _METRICS_FILE).is_file():
         return _open_run(path)
-    what = "does not exist" if not path.exists() else "is no run or evaluation"
+    what = "does not exist" if not path.exists() else "not a run or an evaluation"
     raise UserError(
         f"{path}: {what}: name the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o wrote "
         f"({RESULTS_FILE}), or the file that evaluate.py --json wrote"
@@ -175,15 +175,15 @@ def open_input(path: Path) -> Input:
 def _read_results(file: Path) -> Results:
     content = _read_json(file)
     if content.get("format") != "ecg-engine-evaluation":
-        raise UserError(f"{file}: does not contain results of engine/evaluate.py")
+        raise UserError(f"{file}: not results of engine/evaluate.py; choose the file or folder that it wrote")
     try:
         results = Results.model_validate(content)
     except ValidationError as error:
-        raise UserError(f"{file}: is damaged, {describe_validation_error(error)}: evaluate again") from None
+        raise UserError(f"{file}: is damaged ({describe_validation_error(error)}); run engine/evaluate.py again") from None
     places = [place for difference in results.differences for place in (difference.first, difference.second)]
     places += [place for means in results.seeds for place in means.rows]
     if not all(0 <= place < len(results.rows) for place in places):
-        raise UserError(f"{file}: is damaged, it compares rows that it does not contain: evaluate again")
+        raise UserError(f"{file}: is damaged (it compares missing rows); run engine/evaluate.py again")
     return results
 
 
@@ -192,13 +192,13 @@ def _open_run(path: Path) -> RunFolder:
     try:
         config = yaml.safe_load(config_text)
     except yaml.YAMLError as error:
-        raise UserError(f"{path / _CONFIG_FILE}: is not YAML ({one_line(error)})") from None
+        raise UserError(f"{path / _CONFIG_FILE}: not valid YAML ({one_line(error)}); choose the folder of a run") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path / _CONFIG_FILE}: is no configuration of a run")
+        raise UserError(f"{path / _CONFIG_FILE}: not the configuration of a run; choose the folder of a run")
     rows = _read_metrics(path / _METRICS_FILE)
     train = [row for row in rows if row["kind"] == "train"]
     if not train:
-        raise UserError(f"{path / _METRICS_FILE}: contains no training step yet")
+        raise UserError(f"{path / _METRICS_FILE}: contains no training steps; wait until the run has logged some")
     # The export of the best checkpoint validates it once more, at the last step.
     valid = list({row["step"]: row for row in reversed(rows) if row["kind"] == "valid"}.values())[::-1]
     summary = _read_json(path / _SUMMARY_FILE) if (path / _SUMMARY_FILE).is_file() else {}
@@ -218,7 +218,7 @@ def _read_metrics(file: Path) -> list[Row]:
             row = None
         is_row = isinstance(row, dict) and row.get("kind") in {"train", "valid"} and isinstance(row.get("step"), int)
         if not is_row or not all(_is_number(value) for name, value in row.items() if name != "kind"):
-            raise UserError(f"{file}: line {number} is damaged: remove it, or copy the file again")
+            raise UserError(f"{file}: line {number} is damaged; remove it, or copy the file again")
         rows.append(row)
     return rows
 
@@ -231,9 +231,9 @@ def _read_json(file: Path) -> dict[str, Any]:
     try:
         content = json.loads(_read_text(file))
     except ValueError as error:
-        raise UserError(f"{file}: is not JSON ({one_line(error)}): it is damaged, or another file") from None
+        raise UserError(f"{file}: not valid JSON ({one_line(error)}); choose another file, or copy it again") from None
     if not isinstance(content, dict):
-        raise UserError(f"{file}: is not a JSON object: it is damaged, or another file")
+        raise UserError(f"{file}: not a JSON object; choose another file, or copy it again")
     return content
 
 
@@ -243,7 +243,7 @@ def _read_text(file: Path) -> str:
     except OSError as error:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
-        raise UserError(f"{file}: is not a text file: it is damaged") from None
+        raise UserError(f"{file}: not a text file; choose another file, or copy it again") from None
 
 
 def _zip_error() -> type[Exception]:

@@ -63,7 +63,7 @@ def read_outputs(evaluation: EvaluationFolder, row: ScoreRow) -> Outputs | None:
     shape = (len(arrays["key"]), num_classes)
     is_multiclass = definition.kind == "multiclass"
     if predicted.shape != shape or targets.shape != (shape[:1] if is_multiclass else shape):
-        raise UserError(f"{file}: is damaged: its predictions are not those of {num_classes} classes: evaluate again")
+        raise UserError(f"{file}: is damaged (its predictions do not have {num_classes} classes); run engine/evaluate.py again")
     groups = np.column_stack([arrays["recording"], targets])
     means, first = mean_by_group(predicted, groups)
     by_class = (np.arange(num_classes) == targets[:, None]) if is_multiclass else targets
@@ -92,13 +92,13 @@ def check_arrays(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], file: 
     """Checks that a file of predictions has some arrays of the same length, without NaN.
 
     Raises:
-        UserError: it has not.
+        UserError: it does not.
     """
     missing = [name for name in names if name not in arrays or not arrays[name].ndim]
     if missing:
-        raise UserError(f"{file}: is damaged: it has no array '{missing[0]}': evaluate again")
+        raise UserError(f"{file}: is damaged (no array '{missing[0]}'); run engine/evaluate.py again")
     if len({len(arrays[name]) for name in names}) > 1 or not len(arrays[names[0]]):
-        raise UserError(f"{file}: is damaged: its arrays are empty or have different lengths: evaluate again")
+        raise UserError(f"{file}: is damaged (arrays are empty or differ in length); run engine/evaluate.py again")
     for name in names:
         if arrays[name].dtype.kind == "f" and not np.isfinite(arrays[name]).all():
-            raise UserError(f"{file}: array '{name}' contains NaN or infinity: evaluate again")
+            raise UserError(f"{file}: array '{name}' contains NaN or infinity; run engine/evaluate.py again")

@@ -107,7 +107,7 @@ class IdentificationTask(FinetuningTask):
         if len(np.unique(stores["train"].patient)) < 2:
             raise UserError(
                 f"{dataset.location}: identification needs two or more patients; split '{names['train']}' with "
-                f"label_fraction={config.label_fraction:g} has one"
+                f"label_fraction={config.label_fraction:g} has one: choose another split or a larger label_fraction"
             )
         if "valid" in names:
             store = CropStore(dataset, names["valid"], plan=config.data.plan, unit="segment")

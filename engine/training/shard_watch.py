@@ -41,7 +41,7 @@ class ShardWatch:
             dataset, problem = self._problem
             raise RankError(
                 f"rank {self._rank}: {dataset.location}: {problem}: the dataset has changed since the run started, and "
-                f"checkpoints of the last epoch may have learned from it; check it with `ecg-data verify {dataset.location}`"
+                f"checkpoints of the last epoch may be affected; check it with `ecg-data verify {dataset.location}`"
             )
         # If training is faster than hashing, a pass takes longer than an epoch.
         num_due = min(self._num_due + epochs * len(self._shards), self._num_hashed + len(self._shards))

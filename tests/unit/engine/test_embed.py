@@ -92,7 +92,7 @@ def test_a_split(run: Run, dataset: Path, tmp_path: Path) -> None:
     status, _, err = run("--input", dataset, "--output", tmp_path / "out.npz")
     assert (status, err) == (
         2,
-        f"embed: {tmp_path / 'out.npz'}: exists already: name another file, or replace it with --overwrite\n",
+        f"embed: {tmp_path / 'out.npz'}: already exists: choose another file, or replace it with --overwrite\n",
     )
     assert len(read(tmp_path / "out.npz")["key"]) == 7
 

@@ -211,16 +211,16 @@ def test_a_fine_tuned_official_checkpoint(run: Run, dataset: Path, tmp_path: Pat
     command = (tmp_path / "model", "--plan", "random", "--bootstrap", 10, "--json", tmp_path / "out.json")
     status, out, _ = run(*command, *chosen)
     assert status == 0
-    assert "has no label definition: its outputs are taken in the order of the labels; a class is decided from 0.5 on" in out
+    assert "has no label definition: its outputs are assumed to be in the order of the labels, with threshold 0.5" in out
     assert set(rows_of(tmp_path / "out.json")[str(tmp_path / "model"), "model", 12, "recording"]["per_class"]) == set("abcde")
-    assert "the model does not say what its labels are: name them with --labels" in run(*command)[2][0]
+    assert "the model has no label definition: choose its labels with --labels" in run(*command)[2][0]
     assert "the model has 5 labels, such as 'label_0', but 'cinc2021' has 26" in run(*command, "--labels", "cinc2021")[2][0]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["encoder"], "encoder: a model of kind 'encoder' predicts nothing: add --probe, or fine-tune it"),
+        (["encoder"], "encoder: a model of kind 'encoder' makes no predictions: add --probe, or fine-tune it"),
         (["encoder", "--probe", "linear"], "name them with --labels"),
         (["none"], "none/config.json: cannot be read"),
         (["first", "--plan", "paper"], "no plan 'paper'; available: "),

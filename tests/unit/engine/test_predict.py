@@ -145,7 +145,7 @@ def test_a_converted_model_has_default_thresholds_and_says_so(run: Run, dataset:
     assert status == 0
     assert err == [
         "predict: the model has no label definition: 2 independent labels",
-        "predict: the model has no thresholds: a class is decided from 0.5 on",
+        "predict: the model has no thresholds: 0.5 is used for every class",
     ]
     assert "decision_x" in pq.read_schema(tmp_path / "out.parquet").names
 
@@ -195,7 +195,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     [
         (["model", "none", "-o", "out.csv"], "none: no such folder"),
         (["model", "set", "-o", "out.txt"], "the file name must end in .parquet or .csv"),
-        (["encoder", "set", "-o", "out.csv"], "a model of kind 'encoder' predicts nothing: fine-tune it"),
+        (["encoder", "set", "-o", "out.csv"], "a model of kind 'encoder' makes no predictions: fine-tune it"),
         (["model", "set", "-o", "out.csv", "--leads", "I,V9"], "unknown lead 'V9'"),
         (["set", "set", "-o", "out.csv"], "set/config.json: cannot be read"),
         (["model", "set", "-o", "out.csv", "--split", "test"], "unknown split 'test'; known: pretrain, valid"),

@@ -159,7 +159,7 @@ def test_wrong_bytes_in_the_bucket_are_one_error(local: Path, url: str, *, piece
     if not pieces:
         bucket.write("manifest.json", (local / "manifest.json").read_bytes())
     rows = Dataset.open(local).samples("valid")
-    with pytest.raises(StorageError, match=rf"{url}/{shard.file}: bytes 0 to \d+ are not those that were written"):
+    with pytest.raises(StorageError, match=rf"{url}/{shard.file}: bytes 0 to \d+ differ from those that were uploaded"):
         Dataset.open(url).open_store().read_rows(rows)
     assert any(shard.file in problem for problem in verify_dataset(url))
 

@@ -70,7 +70,7 @@ def test_what_passes_is_waited_for(local: Path, remote: str, proxy: FaultProxy, 
 def test_wrong_bytes(local: Path, remote: str, proxy: FaultProxy, num_wrong: int | None) -> None:
     proxy.fault, proxy.num_wrong = "wrong", num_wrong
     if num_wrong is None:
-        with pytest.raises(StorageError, match=r"are not those that were written \(4 attempts\)"):
+        with pytest.raises(StorageError, match=r"differ from those that were uploaded \(4 attempts\)"):
             read(remote)
     else:
         np.testing.assert_array_equal(read(remote), read(local))

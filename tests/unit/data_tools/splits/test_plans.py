@@ -256,7 +256,7 @@ def test_no_split_is_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["key", "patient", "Mine", "a/b", "x_segment", ""])
 def test_some_names_are_no_column(tmp_path: Path, name: str) -> None:
-    with pytest.raises(PlanError, match=f"'{name}' cannot name a plan"):
+    with pytest.raises(PlanError, match=f"'{name}' is not a valid plan name"):
         split_dataset(tmp_path, RandomPlan(name))
 
 

@@ -80,7 +80,7 @@ def test_an_official_checkpoint_is_converted(tmp_path: Path) -> None:
 
 
 def test_anything_else_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"init_from: .*absent is neither a model's folder, nor a run's or a checkpoint's"):
+    with pytest.raises(UserError, match=r"init_from: .*absent is not the folder of a model, run or checkpoint"):
         resolve_initial_model(tmp_path / "absent", tmp_path / "out")
     (tmp_path / "file.pt").write_text("text")
     with pytest.raises(UserError, match=r"not a torch\.save file"):

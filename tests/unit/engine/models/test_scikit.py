@@ -71,7 +71,7 @@ def test_a_given_model_stays_as_it_is(folder: Path) -> None:
         ({"model": None}, (2, 12, 100), "ECGEmbedder needs a model: a folder"),
         ({"model": "absent"}, (2, 12, 100), "absent"),
         ({}, (2, 3, 100), "with 12 leads"),
-        ({}, (2, 100), "rows of 100 numbers cannot be 12 leads"),
+        ({}, (2, 100), "got rows of 100 values for 12 leads"),
         ({"leads": ["I", "X"]}, (2, 2, 100), "unknown lead X"),
         ({"sampling_rate": 1}, (2, 12, 100), "sampling_rate=1: expected 50"),
         ({"device": "cuda"}, (2, 12, 100), "PyTorch sees no GPU"),

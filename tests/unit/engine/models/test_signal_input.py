@@ -90,7 +90,7 @@ def test_leads_are_ordered_by_name_and_missing_ones_are_zero(model: PretrainedMo
     two = engine.models.create(tiny_encoder_options(), leads=["I", "V2"], seed=0)
     expected = signals[:, [0, 7]]
     np.testing.assert_array_equal(two.embed(signals, leads=LEADS), two.embed(expected))
-    with pytest.raises(UserError, match=r"none of the model's leads \(I, V2\)"):
+    with pytest.raises(UserError, match=r"expected at least one of the model's leads \(I, V2\)"):
         two.embed(signals[:, 1:3], leads=["II", "III"])
 
 
@@ -175,10 +175,10 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((12, 2500), {"leads": [*LEADS[:11], "MLII"]}, "unknown lead MLII: leave it out; known: I, II"),
+        ((12, 2500), {"leads": [*LEADS[:11], "MLII"]}, "unknown lead MLII: remove it; known: I, II"),
         ((3, 2500), {"leads": ["I", "II", "i"]}, "lead I is named more than once"),
         ((3, 2500), {"leads": "II"}, "expected a list of names"),
-        ((0, 2500), {"leads": []}, "none of the model's leads"),
+        ((0, 2500), {"leads": []}, "expected at least one of the model's leads"),
         ((3, 2500), {"leads": ["I", "II"]}, r"with 2 leads \(I, II\), got shape \[3, 2500\]; name others with leads="),
         ((2, 6, 2500), {}, r"with 12 leads .* got shape \[2, 6, 2500\]; name"),
         ((2500, 12), {}, r"got shape \[2500, 12\]; swap the last two axes"),

@@ -21,13 +21,13 @@ def outputs(targets: list[list[float]], predicted: list[list[float]], kind: str 
     return Outputs(definition, np.array(targets), values, decisions, keys, np.array(targets), None)
 
 
-def test_the_surest_examples_are_of_different_classes_first() -> None:
+def test_the_most_confident_examples_are_of_different_classes_first() -> None:
     own = outputs([[1, 0], [1, 0], [0, 1], [0, 1], [0, 0]], [[0.9, 0.1], [0.95, 0.2], [0.0, 0.6], [0.2, 0.1], [0.8, 0.7]])
     right, wrong = choose_examples(own, 2)
     assert right == [1, 2], "row 0 is surer than row 2, but of the same class as row 1"
     assert wrong == [3, 4], "missed with probability 0.1; decided with 0.8 although not true"
     assert choose_examples(own, 9)[0] == [1, 0, 2]
-    assert describe(own, 4) == "true: no class; decided but not true: a 0.80, b 0.70"
+    assert describe(own, 4) == "true: no class; predicted but not true: a 0.80, b 0.70"
     assert describe(own, 1) == "true: a 0.95; next: b 0.20"
 
 

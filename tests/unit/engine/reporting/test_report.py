@@ -171,7 +171,7 @@ def test_identification(run: Run, work: Path, tmp_path: Path) -> None:
     html = check_page(tmp_path / "out.html")
     rank_1 = json.loads((work / "patients" / "evaluation.json").read_text())["rows"][0]["overall"]["rank_1_accuracy"]["value"]
     assert f"Rank curve: rank-1 {rank_1:.3f}" in html
-    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most surely wrong: a probe"):
+    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most confident and wrong: a probe"):
         assert part in html
 
 
@@ -179,7 +179,7 @@ def test_identification(run: Run, work: Path, tmp_path: Path) -> None:
 def test_labels_of_a_table(run: Run, work: Path, tmp_path: Path, kind: str) -> None:
     assert run(work / kind, "-o", tmp_path / "out.html", "--examples", 1)[0] == 0
     html = check_page(tmp_path / "out.html")
-    part = {"multiclass": "probability of the decided class", "regression": "Predicted against true y", "binary": "no class"}
+    part = {"multiclass": "probability of the predicted class", "regression": "Predicted against true y", "binary": "no class"}
     assert part[kind] in html
     if kind == "multiclass":
         assert "&lt;script&gt;alert(" in html
@@ -207,7 +207,7 @@ def test_a_dataset_that_has_moved(run: Run, work: Path, tmp_path: Path) -> None:
     (tmp_path / "moved" / "evaluation.json").write_text(json.dumps(content | {"dataset_fingerprint": "0" * 64}))
     status, _, err = run(tmp_path / "moved", "-o", tmp_path / "out.html", "--data", work / "set")
     assert (status, len(err)) == (2, 1)
-    assert "is not the dataset that" in err[0]
+    assert "not the dataset of" in err[0]
 
 
 def damage_json(folder: Path, **changes: Any) -> None:
@@ -216,8 +216,8 @@ def damage_json(folder: Path, **changes: Any) -> None:
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no JSON": (lambda f: (f / "evaluation.json").write_text("{"), "evaluation.json: is not JSON"),
-    "other JSON": (lambda f: (f / "evaluation.json").write_text("{}"), "does not contain results of engine/evaluate.py"),
+    "no JSON": (lambda f: (f / "evaluation.json").write_text("{"), "evaluation.json: not valid JSON"),
+    "other JSON": (lambda f: (f / "evaluation.json").write_text("{}"), "not results of engine/evaluate.py"),
     "later format": (lambda f: damage_json(f, format_version=9), "evaluation.json: is damaged, "),
     "rows": (lambda f: damage_json(f, rows=[{"model": 3}]), "evaluation.json: is damaged, "),
     "no rows": (lambda f: damage_json(f, rows=[]), "evaluation.json: is damaged, "),
@@ -243,12 +243,12 @@ def test_damaged_evaluations_are_one_line(run: Run, work: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("metrics.jsonl", "", "contains no training step yet"),
+        ("metrics.jsonl", "", "contains no training steps"),
         ("metrics.jsonl", '{"kind": "train", "step": 1, "loss": 2.0}\nx\n', "metrics.jsonl: line 2 is damaged"),
         ("metrics.jsonl", '{"kind": "train", "step": 1, "loss": "low"}\n', "metrics.jsonl: line 1 is damaged"),
-        ("config.yaml", "a: [", "config.yaml: is not YAML"),
-        ("config.yaml", "- 1", "config.yaml: is no configuration"),
-        ("summary.json", "[1]", "summary.json: is not a JSON object"),
+        ("config.yaml", "a: [", "config.yaml: not valid YAML"),
+        ("config.yaml", "- 1", "config.yaml: not the configuration of a run"),
+        ("summary.json", "[1]", "summary.json: not a JSON object"),
     ],
 )
 def test_damaged_runs_are_one_line(run: Run, tmp_path: Path, file: str, text: str, message: str) -> None:
@@ -263,7 +263,7 @@ def test_wrong_arguments_are_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, message in (
         ((tmp_path / "none", "-o", tmp_path / "out.html"), "none: does not exist: name the folder of a run"),
-        ((tmp_path / "empty", "-o", tmp_path / "out.html"), "empty: is no run or evaluation"),
+        ((tmp_path / "empty", "-o", tmp_path / "out.html"), "empty: not a run or an evaluation"),
         ((write_run(tmp_path / "run"), "-o", tmp_path / "out.pdf"), "out.pdf: the file name must end in .html"),
     ):
         status, out, err = run(*arguments)

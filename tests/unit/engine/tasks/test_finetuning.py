@@ -64,7 +64,7 @@ def test_the_learning_rate_decays_from_layer_to_layer() -> None:
     ("changes", "fragment"),
     [
         ({"layer_decay": 0.5, "mode": "head"}, "layer_decay needs mode=full, got mode=head"),
-        ({"head_steps": 5, "mode": "head"}, "head_steps has no meaning with mode=head"),
+        ({"head_steps": 5, "mode": "head"}, "head_steps has no effect with mode=head"),
         ({"mode": "lora", "train": {"steps": 1, "micro_batch_size": "auto"}}, "mode=lora does not work with train.micro_batch"),
         ({"ema_decay": 0.9, "zero": {"stage": 3}}, "ema_decay does not work with zero.stage=3"),
         ({"head_steps": 5, "optimizer": {"groups": [{"match": "head.*"}]}}, "remove optimizer.groups"),

@@ -163,8 +163,8 @@ def test_balanced_weights_make_up_for_rare_classes() -> None:
     [
         ({"scheme": "cinc"}, "unknown scheme 'cinc'; known: cinc2021"),
         ({"scheme": "table"}, "scheme 'table' needs a table"),
-        ({"scheme": "cinc2021", "table": "x.csv"}, "scheme 'cinc2021' reads no table"),
-        ({"scheme": "table", "table": "x.csv"}, "'columns' names the labels of scheme 'table'"),
+        ({"scheme": "cinc2021", "table": "x.csv"}, "scheme 'cinc2021' does not use a table"),
+        ({"scheme": "table", "table": "x.csv"}, "'columns' must name the label columns"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(task: dict[str, Any], fragment: str) -> None:
