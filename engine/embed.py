@@ -14,7 +14,7 @@ from pathlib import Path
 from data_tools.command_line import run_script
 from engine.device import select_device
 from engine.inference import Embedder, embed_input
-from engine.inference.command_line import explain_errors, finish, make_parser, make_runner, parse_leads
+from engine.inference.command_line import apply_to_input, make_parser, parse_leads
 from engine.inference.run import EMBEDDING_SUFFIXES, check_output
 from engine.models import load
 
@@ -49,10 +49,7 @@ def _run(options: argparse.Namespace) -> int:
     check_output(options.output, EMBEDDING_SUFFIXES, overwrite=options.overwrite)
     leads = None if options.leads is None else parse_leads(options.leads)
     embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
-    runner = make_runner("embed", options)
-    embed = partial(embed_input, embedder, options.input, options.output, runner, split=options.split, plan=options.plan)
-    summary = explain_errors(embed, options.output)
-    status = finish("embed", summary, "embedded")
+    summary, status = apply_to_input("embed", partial(embed_input, embedder), options, "embedded")
     sys.stdout.write(f"{options.output}: {summary.num_crops} crops, {summary.num_segments} complete segments\n")
     return status
 

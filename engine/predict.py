@@ -15,7 +15,7 @@ from data_tools.command_line import run_script
 from engine.device import select_device
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
 from engine.inference import Predictor, predict_input
-from engine.inference.command_line import explain_errors, finish, make_parser, make_runner, parse_leads, print_error
+from engine.inference.command_line import apply_to_input, make_parser, parse_leads, print_error
 from engine.inference.model_folder import load_model
 from engine.inference.run import PREDICTION_SUFFIXES, check_output
 
@@ -55,10 +55,7 @@ def _run(options: argparse.Namespace) -> int:
         print_error("predict", f"the model has no label definition: {len(predictor.definition.classes)} independent labels")
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
         print_error("predict", f"the model has no thresholds: {DEFAULT_THRESHOLD} is used for every class")
-    runner = make_runner("predict", options)
-    predict = partial(predict_input, predictor, options.input, options.output, runner, split=options.split, plan=options.plan)
-    summary = explain_errors(predict, options.output)
-    status = finish("predict", summary, "predicted")
+    summary, status = apply_to_input("predict", partial(predict_input, predictor), options, "predicted")
     sys.stdout.write(f"{options.output}: {summary.num_recordings} recordings, {summary.num_segments} segments\n")
     return status
 

@@ -5,17 +5,17 @@ https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordin
 
 import re
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from data_tools.files import printable
 from data_tools.recording import Recording
 from data_tools.sources.channels import Channel, select_leads, select_rows
 from data_tools.sources.descriptions import parse_comments
-from data_tools.sources.input_folders import InputFolders
-from data_tools.sources.protocol import Acceptable, RecordingFile
+from data_tools.sources.folder_source import FolderSource
+from data_tools.sources.protocol import RecordingFile
 from data_tools.sources.rules import check_sampling_rate, interpolate_gaps
-from data_tools.sources.walk import stem_of_suffix, walk
+from data_tools.sources.walk import NameOf, stem_of_suffix
 from data_tools.sources.wfdb_files import open_signals, read_header
 
 DATABASES = (
@@ -33,40 +33,34 @@ _GROUP = re.compile(r"g\d+")
 _NAME_OF = stem_of_suffix(".hea", ".mat")
 
 
-class PhysioNet2021:
+class PhysioNet2021(FolderSource):
     """The source ``physionet2021``; see :class:`data_tools.sources.protocol.Source`."""
 
-    def __init__(self, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> None:
-        self._inputs = inputs
-        self._accept = accept
-        self._folders = InputFolders(inputs, follow_links="links" in accept)
-
-    def find(self) -> Iterator[RecordingFile]:
-        """Finds NAME.hea and NAME.mat in the inputs at any depth, sorted within each input by path."""
-        for folder in self._inputs:
-            if not folder.is_dir():
-                raise ValueError(f"{folder}: no such folder; choose a folder that contains .hea and .mat files, at any depth")
-            if next(walk(folder, self._folders, _NAME_OF, set()), None) is None:
-                raise ValueError(f"{folder}: no recordings; choose a folder that contains .hea and .mat files, at any depth")
-        return self._find()
-
-    def _find(self) -> Iterator[RecordingFile]:
-        seen: set[tuple[int, int]] = set()
-        for folder in self._inputs:
-            for current, name, size in walk(folder, self._folders, _NAME_OF, seen):
-                parts = (folder.parent.name, folder.name, *current.relative_to(folder).parts)
-                database = sys.intern(printable(database_of(parts)))
-                yield RecordingFile(str(current / name), database, printable(name), size)
+    wanted = ".hea and .mat files, at any depth"
 
     def open(self, file: RecordingFile) -> Recording:
         """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
         self._folders.check_link(file.path)  # a folder that was not searched
+        recording = self._read(file)
+        # Of the rules for all sources only this one, on demand: the corpus is used as the paper used it.
+        return interpolate_gaps(recording) if "gaps" in self._accept else recording
+
+    @property
+    def _name_of(self) -> NameOf:
+        return _NAME_OF
+
+    def _describe(self, folder: Path, path: Path, size: int) -> RecordingFile:
+        parts = (folder.parent.name, folder.name, *path.parent.relative_to(folder).parts)
+        database = sys.intern(printable(database_of(parts)))
+        return RecordingFile(str(path), database, printable(path.name), size)
+
+    def _read(self, file: RecordingFile) -> Recording:
         header = read_header(file.path, self._folders)
         check_sampling_rate(header.sampling_rate, self._accept)
         description = parse_comments(header.comments)
         rows, notes = select_leads(Channel(signal.name, signal.unit) for signal in header.signals)
         num_samples, read = open_signals(file.path, header, self._folders, accept_checksums="checksums" in self._accept)
-        recording = Recording(
+        return Recording(
             source=file.source,
             name=file.name,
             patient=description.patient or file.name,
@@ -79,8 +73,6 @@ class PhysioNet2021:
             labels=description.labels,
             notes=(*description.notes, *notes),
         )
-        # Of the rules for all sources only this one, on demand: the corpus is used as the paper used it.
-        return interpolate_gaps(recording) if "gaps" in self._accept else recording
 
 
 def database_of(folders: Sequence[str]) -> str:

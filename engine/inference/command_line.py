@@ -5,6 +5,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -59,12 +60,12 @@ def parse_leads(text: str) -> list[str]:
 
 
 def make_runner(script: str, options: argparse.Namespace) -> Runner:
-    """Returns how models are applied according to the options."""
+    """Returns a runner, which applies models as the options say."""
     return Runner(options.batch_size, options.workers, lambda message: print_error(script, message))
 
 
 def explain_errors(run: Callable[[], _Result], where: object) -> _Result:
-    """Runs a function whose temporary files and batches are of the user's making.
+    """Runs a function, and explains errors that the user can fix.
 
     Raises:
         UserError: the temporary files cannot be written (to ``where``), or a batch does not fit in memory.
@@ -77,20 +78,29 @@ def explain_errors(run: Callable[[], _Result], where: object) -> _Result:
         raise UserError(f"{str(error).splitlines()[0]}: use a smaller --batch-size") from None
 
 
-def finish(script: str, summary: Summary, done: str) -> int:
-    """Reports what was missing and skipped; returns the exit status, 1 if something was skipped.
+def apply_to_input(
+    script: str, function: Callable[..., Summary], options: argparse.Namespace, done: str
+) -> tuple[Summary, int]:
+    """Applies a model to ``options.input``, writes ``options.output``, and reports what was missing and skipped.
 
     Args:
         script: name of the script.
-        summary: of the run.
+        function: called with input, output, runner, split and plan.
+        options: of the command line.
         done: "embedded" or "predicted".
+
+    Returns:
+        The summary, and the exit status: 1 if something was skipped, else 0.
     """
+    runner = make_runner(script, options)
+    apply = partial(function, options.input, options.output, runner, split=options.split, plan=options.plan)
+    summary = explain_errors(apply, options.output)
     for names, num_crops in summary.missing_leads.most_common():
         leads, recordings = shorten(names), shorten(summary.examples[names], NUM_EXAMPLES)
         print_error(script, f"{num_crops} crops lack {leads}, which were set to zero; recordings: {recordings}")
     if summary.num_skipped:
         print_error(script, f"{summary.num_skipped} recordings or parts of recordings could not be {done} (listed above)")
-    return _EXIT_INCOMPLETE if summary.num_skipped else 0
+    return summary, _EXIT_INCOMPLETE if summary.num_skipped else 0
 
 
 def shorten(names: Sequence[str], num_names: int = 6) -> str:

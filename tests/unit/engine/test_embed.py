@@ -12,6 +12,7 @@ import pytest
 import scipy.signal
 import torch
 import wfdb
+from command_runs import run_main
 from dataset_fixtures import NUM_VALID_IN_PARTIAL, write_dataset
 from numpy.typing import NDArray
 from recording_files import random_signal, write_recording
@@ -42,12 +43,8 @@ def run(model: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the script; returns exit status, standard output and standard error without the progress bar."""
 
     def run_script(*arguments: object, model: Path = model) -> tuple[int, str, str]:
-        try:
-            status = main(["--model", str(model), "--device", "cpu", *map(str, arguments)])
-        except SystemExit as stopped:
-            status = int(str(stopped.code))
-        out, err = capsys.readouterr()
-        return status, out, "".join(line for line in err.splitlines(keepends=True) if line.startswith("embed: "))
+        status, out, err = run_main(main, ["--model", model, "--device", "cpu", *arguments], capsys)
+        return status, out, "".join(f"{line}\n" for line in err if line.startswith("embed: "))
 
     return run_script
 

@@ -9,15 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from command_runs import run_main
 from fairseq_checkpoints import NUM_LABELS, fine_tuned, golden_cfg, random_weights, save_checkpoint
+from paper_cohort import build_paper_cohort
 from saved_model import save_tiny_classifier, save_tiny_encoder
 
-from data_tools.build import BuildOptions, build_dataset
 from data_tools.labels import CodeLabeler, LabelDefinition, cinc2021
 from data_tools.shards.dataset import Dataset
-from data_tools.splits.plans import PaperPlan, RandomPlan
-from data_tools.splits.writing import split_dataset
-from data_tools.synthetic import write_cohort
 from engine.data import CropStore
 from engine.evaluate import main
 from engine.evaluation import evaluate
@@ -35,17 +33,7 @@ Run = Callable[..., tuple[int, str, list[str]]]
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns recordings of 40 patients, half of them as if from PTB-XL, with the plans of the paper and a random one."""
-    folder = tmp_path_factory.mktemp("data")
-    write_cohort(folder / "wfdb", num_patients=40, seed=3)
-    training = folder / "wfdb" / "training"
-    (training / "ptb-xl").mkdir()
-    for file in (training / "simulated").rglob("P000[01]*"):
-        file.rename(training / "ptb-xl" / file.name)
-    (training / "simulated").rename(training / "georgia")
-    build_dataset(BuildOptions("physionet2021", (folder / "wfdb",)), folder / "set", num_workers=1)
-    split_dataset(folder / "set", PaperPlan())
-    split_dataset(folder / "set", RandomPlan(fractions=(0.4, 0.3, 0.3)))
-    return folder / "set"
+    return build_paper_cohort(tmp_path_factory.mktemp("data"), 40)
 
 
 @pytest.fixture(scope="module")
@@ -66,12 +54,7 @@ def run(capsys: pytest.CaptureFixture[str], dataset: Path, models: Path, monkeyp
     monkeypatch.chdir(models)
 
     def run_script(*arguments: object) -> tuple[int, str, list[str]]:
-        try:
-            status = main([*map(str, arguments), "--data", str(dataset), "--device", "cpu"])
-        except SystemExit as stopped:
-            status = int(str(stopped.code))
-        out, err = capsys.readouterr()
-        return status, out, err.splitlines()
+        return run_main(main, [*arguments, "--data", dataset, "--device", "cpu"], capsys)
 
     return run_script
 

@@ -10,6 +10,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+from command_runs import run_main
 from dataset_fixtures import write_dataset
 from recording_files import random_signal, write_recording
 from saved_model import save_tiny_classifier, save_tiny_encoder
@@ -42,12 +43,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the script; returns exit status, standard output and lines of standard error."""
 
     def run_script(*arguments: object) -> tuple[int, str, list[str]]:
-        try:
-            status = main([*map(str, arguments), "--device", "cpu"])
-        except SystemExit as stopped:
-            status = int(str(stopped.code))
-        out, err = capsys.readouterr()
-        return status, out, err.splitlines()
+        return run_main(main, [*arguments, "--device", "cpu"], capsys)
 
     return run_script
 

@@ -10,14 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_runs import run_main
+from paper_cohort import build_paper_cohort
 from saved_model import save_tiny_classifier, save_tiny_encoder
 
-from data_tools.build import BuildOptions, build_dataset
 from data_tools.labels import LabelDefinition, cinc2021
 from data_tools.shards.dataset import Dataset
-from data_tools.splits.plans import PaperPlan, RandomPlan
-from data_tools.splits.writing import split_dataset
-from data_tools.synthetic import write_cohort
 from engine import evaluate
 from engine.report import main
 
@@ -67,15 +65,7 @@ def check_page(path: Path) -> str:
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Returns a folder with a dataset, models and evaluations of them."""
     folder = tmp_path_factory.mktemp("work")
-    write_cohort(folder / "wfdb", num_patients=24, seed=3)
-    training = folder / "wfdb" / "training"
-    (training / "ptb-xl").mkdir()
-    for file in (training / "simulated").rglob("P000[01]*"):
-        file.rename(training / "ptb-xl" / file.name)
-    (training / "simulated").rename(training / "georgia")
-    build_dataset(BuildOptions("physionet2021", (folder / "wfdb",)), folder / "set", num_workers=1)
-    split_dataset(folder / "set", PaperPlan())
-    split_dataset(folder / "set", RandomPlan(fractions=(0.4, 0.3, 0.3)))
+    build_paper_cohort(folder, 24)
     save_tiny_encoder(folder / "encoder")
     save_tiny_classifier(folder / "model", cinc2021().with_thresholds(np.linspace(0.2, 0.8, 26)), seed=1)
     _evaluate(folder, "labels", "model", "--plan", "random", "--leads", "12,2")
@@ -109,12 +99,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs the script; returns exit status, standard output and lines of standard error."""
 
     def run_script(*arguments: object) -> tuple[int, str, list[str]]:
-        try:
-            status = main([*map(str, arguments)])
-        except SystemExit as stopped:
-            status = int(str(stopped.code))
-        out, err = capsys.readouterr()
-        return status, out, err.splitlines()
+        return run_main(main, arguments, capsys)
 
     return run_script
 

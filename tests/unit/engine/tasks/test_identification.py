@@ -1,5 +1,6 @@
 """Identification of patients."""
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_training_compares_patients_and_the_exported_encoder_gives_the_embedding
     task = IdentificationTask(run, splits)
     labels = torch.from_numpy(patients(splits["train"]))
     batch = random_batch(24, num_leads=12, pair=task.pair, device=torch.device("cpu"))
-    batch = type(batch)(**vars(batch) | {"labels": labels})
+    batch = replace(batch, labels=labels)
     output = task.compute(task.model, batch, torch.tensor(0), torch.tensor(0))
     output.loss.backward()
     own = [name for name, parameter in task.model.named_parameters() if parameter.grad is None]

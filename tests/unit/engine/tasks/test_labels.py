@@ -3,6 +3,7 @@
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain, cycle
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_every_kind_of_label_gives_a_loss_predictions_and_a_score(simulated_data
     rows = slice(0, 16)
     labels = torch.from_numpy(splits["train"].labels[rows])
     batch = random_batch(16, num_leads=12, pair=task.pair, device=torch.device("cpu"))
-    batch = type(batch)(**vars(batch) | {"labels": labels})
+    batch = replace(batch, labels=labels)
     output = task.compute(task.model, batch, torch.tensor(0), torch.tensor(0))
     output.loss.backward()
     assert output.loss.isfinite()
