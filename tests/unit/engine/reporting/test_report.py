@@ -143,7 +143,7 @@ def test_labels(run: Run, work: Path, tmp_path: Path) -> None:
     score = row["overall"]["auroc_macro"]
     assert f"<td>{score['value']:.3f} <small>[{score['low']:.3f}, {score['high']:.3f}]</small></td>" in html
     assert "the scores show that everything runs, not how good the model is" in html
-    for part in ("ROC curves; areas: sinus rhythm", "Reliability diagram", "share of the row", "principal components"):
+    for part in ("ROC curves; areas: sinus rhythm", "Reliability diagram", "shares of the row", "principal components"):
         assert part in html
     assert html.count('aria-label="12-lead ECG of ') == 4
     with np.load(work / "labels" / row["predictions"], allow_pickle=False) as arrays:
@@ -203,13 +203,16 @@ def damage_json(folder: Path, **changes: Any) -> None:
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (lambda f: (f / "evaluation.json").write_text("{"), "evaluation.json: not valid JSON"),
     "other JSON": (lambda f: (f / "evaluation.json").write_text("{}"), "not results of engine/evaluate.py"),
-    "later format": (lambda f: damage_json(f, format_version=9), "evaluation.json: is damaged, "),
-    "rows": (lambda f: damage_json(f, rows=[{"model": 3}]), "evaluation.json: is damaged, "),
-    "no rows": (lambda f: damage_json(f, rows=[]), "evaluation.json: is damaged, "),
-    "difference": (lambda f: damage_json(f, differences=[{"first": 99, "second": 0, "overall": {}}]), "rows that it does not"),
+    "later format": (lambda f: damage_json(f, format_version=9), "evaluation.json: is damaged ("),
+    "rows": (lambda f: damage_json(f, rows=[{"model": 3}]), "evaluation.json: is damaged ("),
+    "no rows": (lambda f: damage_json(f, rows=[]), "evaluation.json: is damaged ("),
+    "difference": (
+        lambda f: damage_json(f, differences=[{"first": 99, "second": 0, "overall": {}}]),
+        "it compares missing rows",
+    ),
     "missing": (lambda f: (f / "predictions-000.npz").unlink(), "predictions-000.npz: is missing"),
     "truncated": (lambda f: (f / "predictions-000.npz").write_bytes(b"PK\3\4 cut"), "predictions-000.npz: is damaged"),
-    "empty": (lambda f: np.savez(f / "predictions-000.npz", key=np.array(["a"])), "has no array 'segment'"),
+    "empty": (lambda f: np.savez(f / "predictions-000.npz", key=np.array(["a"])), "no array 'segment'"),
     "pickle": (lambda f: np.savez(f / "predictions-000.npz", key=np.array([{}], dtype=object)), "is damaged"),
 }
 
