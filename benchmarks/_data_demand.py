@@ -1,4 +1,4 @@
-"""What GPUs demand of disk, network and CPU, from the measured cost of a crop."""
+"""The load that GPUs put on disk, network and CPU, from the measured cost of a crop."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What the paper's tables consist of: their printed values, and the cells and encoders that stand behind them.
+"""The contents of the paper's tables: their printed values, and the cells and encoders behind them.
 
 A cell is one number of one seed: a method, a task, a combination of leads. Several cells share an encoder, also cells of
 different tables, so that all tables in one folder need each encoder once.

@@ -1,6 +1,6 @@
-"""How long the runs of a table will take, before they start.
+"""Estimates how long the runs of a table will take.
 
-At the tiny scale, a short run of each kind is timed, unless finished runs tell. At the paper's scale, the time follows from
+At the tiny scale, a short run of each kind is timed, unless finished runs exist. At the paper's scale, the time follows from
 the length of the runs and the speed of pre-training in crops/s: fine-tuning computes about as much per segment.
 """
 
@@ -30,7 +30,7 @@ _SEGMENTS_PER_CROP: Final = 2
 
 
 class Estimate(NamedTuple):
-    """What remains to be done.
+    """The remaining work.
 
     Attributes:
         num_encoders: encoders to make, pre-trained or random.

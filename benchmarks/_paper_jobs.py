@@ -18,7 +18,7 @@ RESULT_FILE: Final = "result.json"
 
 
 class Job(ABC):
-    """Something to make. Its subclasses are frozen dataclasses, which are sent to worker processes and compared."""
+    """A unit of work with a result. Its subclasses are frozen dataclasses, which are sent to worker processes and compared."""
 
     @property
     @abstractmethod
@@ -27,7 +27,7 @@ class Job(ABC):
 
     @property
     def name(self) -> str:
-        """What messages call the job."""
+        """The job's name in messages."""
         return self.folder.name
 
     @property

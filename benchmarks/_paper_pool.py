@@ -1,6 +1,6 @@
 """Runs jobs in spawned processes, one for each GPU, or for each core of a machine without.
 
-A job starts as soon as the one that it needs has finished. What is interrupted or fails leaves everything finished as it is.
+A job starts as soon as the one that it needs has finished. Interrupted or failed jobs do not affect finished ones.
 """
 
 import atexit
@@ -234,7 +234,7 @@ def attempt(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> str:
-    """Runs a job; returns what it has reached."""
+    """Runs a job; returns its outcome."""
     try:
         job.run(worker_ranks("cuda" if torch.cuda.is_available() else "cpu"))
     except Exception:

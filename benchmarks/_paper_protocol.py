@@ -205,7 +205,7 @@ def run_protocol(options: argparse.Namespace) -> int:
 
 
 def parse_benchmark(words: list[str], output: Path) -> Benchmark:
-    """Returns what ``--benchmark NAME DATASET PLAN [TABLE]`` names; of CPSC2018, makes the table of labels in ``output``.
+    """Returns the benchmark of ``--benchmark NAME DATASET PLAN [TABLE]``; writes the table of labels of CPSC2018 to ``output``.
 
     Raises:
         UserError: an unknown name, or too few or too many words.

@@ -34,7 +34,7 @@ _TASKS: Final[dict[str, tuple[str, type[Task]]]] = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the runs of one folder have in common.
+    """Settings shared by the runs of one folder.
 
     Attributes:
         dataset: the dataset, with the plans of `ecg-data split --plan paper`.
@@ -55,13 +55,13 @@ class Settings:
     keeps_checkpoints: bool = False
 
     def clean(self, config: RunConfig) -> None:
-        """Removes what is not needed after a run has finished."""
+        """Removes files that are not needed after a run has finished."""
         if not self.keeps_checkpoints:
             for name in ("checkpoints", "model"):
                 shutil.rmtree(config.output_dir / name, ignore_errors=True)
 
     def describe(self) -> dict[str, Any]:
-        """Returns what the scores depend on, for JSON."""
+        """Returns the settings that the scores depend on, for JSON."""
         fields = {name: value for name, value in asdict(self).items() if name not in {"dataset", "output", "keeps_checkpoints"}}
         return {"dataset": Dataset.open(self.dataset).fingerprint, **fields}
 
@@ -104,7 +104,7 @@ class EncoderJob(Job):
             save(self.model, random.config, {f"encoder.{name}": tensor for name, tensor in tensors.items()})
             return {"kind": "random", "steps": 0}
         num_steps = train(config, PretrainingTask, ranks)
-        # What fine-tuning from this run would start from.
+        # The model that fine-tuning from this run would start from.
         converted, _ = resolve_initial_model(config.output_dir, self.folder)
         shutil.rmtree(self.model, ignore_errors=True)
         converted.rename(self.model)

@@ -1,4 +1,4 @@
-"""The two scales of the paper's tables: a tiny model on a simulated cohort, and the presets on a dataset of the user's.
+"""The two scales of the paper's tables: a tiny model on a simulated cohort, and the presets on a user's dataset.
 
 At the tiny scale one cohort stands for the paper's databases: its first patients for Georgia (diagnosis), the next ones for
 PTB-XL (the test of identification), the others for Ningbo, so that `ecg-data split --plan paper` divides it as it divides
@@ -79,7 +79,7 @@ QUICK_METHODS: Final = ("random", "w2v_cmsc_rlm")
 
 
 def tiny_settings(scale: TinyScale, output: Path, cache: Path) -> Settings:
-    """Returns the settings of a tiny scale; simulates and builds its dataset in the cache if it is not there.
+    """Returns the settings of a tiny scale; simulates and builds its dataset in the cache if it does not exist.
 
     Raises:
         ValueError: one line for the user.
@@ -108,7 +108,7 @@ def paper_settings(output: Path, dataset: Path, pretrain: tuple[str, ...], finet
 
 
 def simulate(cache: Path, num_patients: int) -> Path:
-    """Returns the dataset of a simulated cohort with the paper's plans, as three corpora; makes what is missing.
+    """Returns the dataset of a simulated cohort with the paper's plans, as three corpora; creates it if necessary.
 
     Args:
         cache: a folder that keeps it.

@@ -37,7 +37,7 @@ _SETTINGS_FILE: Final = "settings.json"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs what is missing, and writes the tables; returns the exit status."""
+    """Runs the missing jobs, and writes the tables; returns the exit status."""
     options = _make_parser().parse_args(arguments)
     return run_script("paper_tables", partial(_run, options), options.output)
 

@@ -58,7 +58,7 @@ class KeptMetrics:
         self._every_steps = every_steps
 
     def write(self, kind: str, row: Row) -> None:
-        """Keeps what tells whether something is learned."""
+        """Keeps the metrics that show whether anything is learned."""
         kept = {
             name: value for name, value in row.items() if name.startswith(("loss", "accuracy", "code_perp", "cosine", "chance"))
         }

@@ -26,7 +26,7 @@ BENCHMARKS = Path(__file__).parent
 
 
 class ReportError(ValueError):
-    """A page or a result is not as the report needs it."""
+    """A page or a result cannot be used."""
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""The few array operations that augmentations and random numbers are written with.
+"""The few array operations that augmentations and random numbers use.
 
 Code that uses only Python's operators and these runs on NumPy arrays, torch tensors and DALI nodes alike. NumPy is best on a
 CPU: it stays in the calling thread (torch shares operations on 2,048 numbers or more among its own threads, which belong to
@@ -24,7 +24,7 @@ class WordOps:
     Attributes:
         word: (value): a constant for arithmetic with words; a plain number could turn them into another type.
         shift_right: (words, number of bits): a logical shift.
-        to_float: float32 of truth values or words; words from 2**31 on may come out less 2**32.
+        to_float: float32 of truth values or words; words from 2**31 on may be returned minus 2**32.
     """
 
     word: Callable[[int], Any]

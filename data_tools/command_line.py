@@ -1,4 +1,4 @@
-"""What all commands share: exit statuses, and errors of one line."""
+"""Shared by all commands: exit statuses, and errors in one line."""
 
 import argparse
 import signal

@@ -34,7 +34,7 @@ def fold_key(words: Sequence[int | str]) -> int:
     """Folds words into one 32-bit key; order matters.
 
     Args:
-        words: non-negative integers of any size, such as the seed, and names of what the numbers are drawn for. Two uses of
+        words: non-negative integers of any size, such as the seed, and names of their purpose. Two uses of
             the same name share their numbers, so use a name in one place only.
     """
     key = _GOLDEN

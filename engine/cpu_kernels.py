@@ -1,4 +1,4 @@
-"""CPU kernels that are faster than those of PyTorch and NumPy, and what speeds up memory there.
+"""CPU kernels that are faster than PyTorch's and NumPy's, and faster memory allocation.
 
 :mod:`engine.models.functional` decides when they run; they compute what PyTorch's functions of the same names do. Speeds were
 measured with PyTorch 2.13 on two cores of an AMD EPYC with AVX-512 bf16, base model; benchmarks/NOTES.md has the details.

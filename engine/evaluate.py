@@ -55,7 +55,7 @@ _MAX_EMBEDDINGS = 20_000
 
 @dataclass(frozen=True)
 class _Session:
-    """What all evaluations of one command share."""
+    """The state shared by all evaluations of one command."""
 
     options: argparse.Namespace
     dataset: Dataset
@@ -70,7 +70,7 @@ class _Session:
                 yield (name, number), model, leads
 
     def warnings(self, segments: SegmentSet) -> Iterator[str]:
-        """Yields which models were pre-trained on crops that they are tested on."""
+        """Yields a warning for each model that was pre-trained on crops it is tested on."""
         for name, model in self.models:
             num_crops = segments.count_pretrained(model.config)
             if num_crops != 0:
@@ -218,7 +218,7 @@ def _score_labels(session: _Session) -> Evaluation:
 
 
 def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, evaluation: Evaluation) -> list[str]:
-    """Returns what a model is scored by: "model", names of probes."""
+    """Returns the methods that a model is scored by: "model", or names of probes."""
     if options.probe is not None:
         return [options.probe]
     if model.config.label_definition is None:

@@ -13,7 +13,7 @@ __all__ = ["NamedOptions", "Options", "RankError", "SampleUnit", "SegmentPair", 
 # are augmented independently; or one half ("single"). A task or an objective chooses, and the loader delivers it.
 SegmentPair = Literal["adjacent", "same", "single"]
 
-# What a sample is taken from: a crop of two complete segments, or each complete segment of any crop.
+# The unit of a sample: a crop of two complete segments, or each complete segment of any crop.
 SampleUnit = Literal["crop", "segment"]
 
 

@@ -38,7 +38,7 @@ def prefetch(
 
     Args:
         parts: what to read, perhaps without end; iterated in the caller's thread.
-        read: reads one part; called by several threads at once. What it raises is raised here in its turn.
+        read: reads one part; called by several threads at once. Its exceptions are raised here, in order.
         num_threads: number of threads that read.
         num_ahead: number of parts in flight while the caller waits.
         thread_name: prefix of the threads' names.

@@ -20,8 +20,8 @@ from data_tools.options import Options
 class AugmentationOptions(Options):
     """The augmentations of a run: those that are given are on, ``null`` is off.
 
-    They are applied in the order of the fields: first what changes the heart, then what the electrodes pick up, then what
-    hides parts of the signal, so that these are exactly zero.
+    They are applied in the order of the fields: first changes of the heart's signal, then noise that the electrodes pick up,
+    then masks, so that masked parts are exactly zero.
     """
 
     vcg_transform: VcgTransform | None = None
@@ -62,7 +62,7 @@ def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[
     """Binds the augmentations that are on to a run, in the order of application.
 
     Args:
-        options: which, and theirs.
+        options: the augmentations, with their options.
         seed: the run's seed.
         leads: rows of the run's leads in :data:`data_tools.leads.LEADS`, ascending.
 

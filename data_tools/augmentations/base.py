@@ -1,7 +1,7 @@
 """The three kinds of augmentation: noise that is added, leads that are scaled, and a map of the signal.
 
-Each draws what is random on the host, as small tables that are a pure function of the seed and the segment, and says with
-:class:`data_tools.array_ops.ArrayOps` what follows from the draws. :class:`data_tools.augmentations.chain.AugmentationChain`
+Each draws its random numbers on the host, as small tables that are a pure function of the seed and the segment, and computes
+its effect from them with :class:`data_tools.array_ops.ArrayOps`. :class:`data_tools.augmentations.chain.AugmentationChain`
 applies them.
 
 Shapes: S segments, C leads of the run, K waves, T = 2,500 samples of a segment. Segment 2 n + i is segment i of the sample at
@@ -77,7 +77,7 @@ class Augmentation(Options, ABC):
 
 
 class NoiseDraws(NamedTuple):
-    """What is drawn for noise. The noise of a lead is the sum of its K waves, each times the lead's weight.
+    """The random draws for noise. The noise of a lead is the sum of its K waves, each times the lead's weight.
 
     Attributes:
         weights: float32 [S, K, C, 1] mV; a lead whose weights are zero has no noise.
@@ -118,7 +118,7 @@ class LeadScaling(Augmentation):
 
 
 class SignalMap(Augmentation):
-    """An augmentation that maps a segment to another one of the same shape, whatever the leads and samples have in common."""
+    """An augmentation that maps a segment to another one of the same shape, which may mix leads and samples."""
 
     @abstractmethod
     def draw(self, segments: Segments) -> tuple[NDArray[Any], ...]:

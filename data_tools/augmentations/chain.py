@@ -12,7 +12,7 @@ MILLIVOLTS_PER_UNIT = 0.001  # crops are stored in uV
 
 
 class StageDraws(NamedTuple):
-    """What is drawn for a stage: noise and scalings up to and including the next map of the signal.
+    """The random draws for a stage: noise and scalings up to and including the next map of the signal.
 
     Scalings commute with noise, so they are one factor, the gain, that comes first; the weights of the noise before a scaling
     are multiplied by it instead. So a masked lead is exactly zero.
@@ -94,7 +94,7 @@ class AugmentationChain:
         """Draws for segments: int64 [S], their numbers in the stream.
 
         Returns:
-            The first gain, float32 [S, C, 1], which turns stored units into mV too, and what is drawn for each stage.
+            The first gain, float32 [S, C, 1], which turns stored units into mV too, and the draws for each stage.
         """
         first, *others = (stage.draw(segments) for stage in self._stages)
         gain = np.full((len(segments), self._num_leads, 1), MILLIVOLTS_PER_UNIT, np.float32)

@@ -1,6 +1,6 @@
 """Time mask: a span of each lead is zero.
 
-As in the official code of 3KG's views, each lead has a span of its own; one that reaches the end goes on at the beginning.
+As in the official code of 3KG's views, each lead has a span of its own; one that reaches the end continues at the beginning.
 """
 
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""VCG transform: the ECG as if the heart lay otherwise in the chest and its axes were stretched.
+"""VCG transform: the ECG as if the heart were rotated and its axes were stretched.
 
 The three-dimensional part of B. Gopal et al., "3KG: Contrastive Learning of 12-Lead Electrocardiograms using
 Physiologically-Inspired Augmentations", https://arxiv.org/abs/2106.04452: inverse Dower matrix, rotation, scaling, Dower

@@ -41,13 +41,13 @@ class DownloadOptions:
 
 @dataclass
 class DownloadSummary:
-    """What a download has done.
+    """The result of a download.
 
     Attributes:
         num_files: number of files that are wanted.
         num_new: number of those that were downloaded.
         num_bytes: bytes of all files that are complete.
-        failures: for each file that is not, why.
+        failures: for each incomplete file, the reason.
     """
 
     num_files: int
@@ -57,7 +57,7 @@ class DownloadSummary:
 
 
 def download_corpus(name: str, folder: Path, options: DownloadOptions | None = None) -> DownloadSummary:
-    """Downloads a corpus, or what is missing of it.
+    """Downloads a corpus, or its missing files.
 
     Args:
         name: one of :data:`CORPORA`.
@@ -108,7 +108,7 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
 
 
 def _check_space(corpus: Corpus, files: PublishedList, num_files: int, folder: Path, *, has_all: bool) -> int | None:
-    """Compares the free space with what is missing; returns the size of all files, None if the list does not tell."""
+    """Compares the free space with the size of the missing files; returns the size of all files, None if unknown."""
     num_missing, known, missing_bytes = 0, 0, 0
     has_sizes = True
     for file in files:

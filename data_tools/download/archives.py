@@ -10,7 +10,7 @@ from data_tools.remote.locations import is_safe_name
 
 
 def extract_archive(path: Path, folder: Path) -> None:
-    """Extracts the files of a zip archive that are not there yet.
+    """Extracts the files of a zip archive that do not exist yet.
 
     Raises:
         DownloadError: it is not a valid archive, has a name that would leave the folder, or is larger than the free space.

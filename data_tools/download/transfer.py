@@ -57,7 +57,7 @@ class Transfer:
         self._first_wait = first_wait
 
     def fetch(self, file: PublishedFile) -> bool:
-        """Downloads a file, or what is missing of it; returns False if it was complete already.
+        """Downloads a file, or the rest of it; returns False if it was already complete.
 
         Raises:
             FileError: the server does not have it, or not as it was published, or another file has its name.
@@ -95,7 +95,7 @@ class Transfer:
                 raise FileError(f"{file.name}: the {file.algorithm.upper()} differs from the published one; try again later")
 
     def _fetch_rest(self, file: PublishedFile, part: Path) -> bool:
-        """Downloads what is missing; returns whether all of it came in one answer."""
+        """Downloads the rest; returns whether all of it came in one answer."""
         num_failures, wait = 0, self._first_wait
         while True:
             start = part.stat().st_size if part.exists() else 0
@@ -142,7 +142,7 @@ class Transfer:
         self, file: PublishedFile, response: requests.Response, write: Callable[[bytes], object], position: int
     ) -> None:
         limit = MAX_FILE_BYTES if file.size is None else file.size
-        # What has arrived at once: a whole chunk would be lost with the connection.
+        # Written as it arrives: a whole chunk would be lost with the connection.
         while chunk := response.raw.read1(_CHUNK):
             if self._stop.is_set():
                 raise StoppedError

@@ -4,7 +4,7 @@ definition.py  LabelDefinition, which travels with a model; Labels, the values; 
 codes.py       labels from the codes in a dataset
 cinc2021.py    the 26 classes of the CinC Challenge 2021
 ptbxl.py       the statements of PTB-XL: all, diagnostic, subdiagnostic, superdiagnostic, form, rhythm
-tables.py      labels from a CSV or Parquet table of the user
+tables.py      labels from a user's CSV or Parquet table
 """
 
 from data_tools.labels.cinc2021 import cinc2021

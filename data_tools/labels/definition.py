@@ -1,4 +1,4 @@
-"""What labels mean, and their values.
+"""The meaning of labels, and their values.
 
 Legend: N samples, C classes.
 """
@@ -20,7 +20,7 @@ from data_tools.validation import describe_validation_error
 # "regression": numbers.
 Kind = Literal["multilabel", "multiclass", "binary", "regression"]
 
-# What a labeler needs of samples.parquet.
+# Columns of samples.parquet that labelers need.
 LABEL_COLUMNS = ("key", "source", "recording", "labels")
 
 
@@ -73,7 +73,7 @@ class LabelDefinition(BaseModel):
         return LabelDefinition(**(self.model_dump() | {"thresholds": tuple(float(value) for value in thresholds)}))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what JSON can hold; :meth:`from_json` reads it."""
+        """Returns the definition as JSON values; :meth:`from_json` reads them."""
         return self.model_dump(mode="json", exclude_none=True)
 
     @classmethod
@@ -124,7 +124,7 @@ class Labels:
 
     @classmethod
     def missing(cls, definition: LabelDefinition, num_samples: int) -> "Labels":
-        """Returns no label for each of some samples."""
+        """Returns missing labels for some samples."""
         shape = (num_samples,) if definition.kind == "multiclass" else (num_samples, len(definition.classes))
         dtype = np.int64 if definition.kind == "multiclass" else np.float32
         return cls(
@@ -166,5 +166,5 @@ def label_split(dataset: Dataset, split: str | None, labeler: Labeler) -> Labels
 
 
 def missing_value(kind: Kind) -> float:
-    """Returns what stands in :attr:`Labels.values` where there is no label."""
+    """Returns the value of a missing label in :attr:`Labels.values`."""
     return {"multilabel": 0, "binary": 0, "multiclass": -1, "regression": math.nan}[kind]

@@ -86,7 +86,7 @@ def ptbxl(level: str) -> LabelDefinition:
 
 
 def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.0) -> LabelTable:
-    """Reads the labels of ptbxl_database.csv, keyed by ecg_id, of which the recordings' names are made.
+    """Reads the labels of ptbxl_database.csv, keyed by ecg_id, which is part of the recordings' names.
 
     A statement counts whatever its likelihood, as in the benchmark (0 means unknown). A recording without a statement of the
     level has no label, and is left out there too.
@@ -116,7 +116,7 @@ def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.
 
 
 def parse_statements(text: object) -> dict[str, float] | None:
-    """Returns the likelihoods, in percent, of a cell of ``scp_codes``, such as ``{'NORM': 100.0}``; None if it is none."""
+    """Returns the likelihoods, in percent, of a cell of ``scp_codes``, such as ``{'NORM': 100.0}``; None if it is invalid."""
     try:
         value = ast.literal_eval(str(text))
     except (ValueError, SyntaxError, MemoryError, RecursionError):

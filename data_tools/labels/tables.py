@@ -1,4 +1,4 @@
-"""Labels from a table of the user: CSV or Parquet, with the keys of crops or the names of recordings, and columns of labels.
+"""Labels from a user's table: CSV or Parquet, with the keys of crops or the names of recordings, and columns of labels.
 
     recording,age_group,af          read_label_table(path, "multiclass", ["age_group"])
     E07500,60-80,1                  read_label_table(path, "binary", ["af"])
@@ -59,7 +59,7 @@ class LabelTable:
         return self.labels.take(self._rows(samples))
 
     def check_keys(self, datasets: Sequence[Dataset], *, allow_unmatched: bool = False) -> int:
-        """Checks that the keys are those of samples, in any split.
+        """Checks that the keys are in the datasets, in any split.
 
         Args:
             datasets: in which to look.
@@ -198,7 +198,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
 
 
 def ecg_ids(samples: pa.Table) -> pa.ChunkedArray:
-    """Returns the ecg_id in each recording's name, as a string; null where the name is none of PTB-XL's."""
+    """Returns the ecg_id in each recording's name, as a string; null if the name is not from PTB-XL."""
     parts = pc.extract_regex(samples["recording"], ECG_ID_PATTERN)
     return pc.binary_join_element_wise(pc.struct_field(parts, "copy"), pc.struct_field(parts, "original"), "")
 

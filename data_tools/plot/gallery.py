@@ -50,7 +50,7 @@ def make_panels(segment_uv: NDArray[np.int16], seed: int) -> list[Panel]:
 
     Args:
         segment_uv: int16 [12, 2500] microvolt, in the order of LEADS.
-        seed: the seed; what is drawn is what a run with this seed draws for the first segment of its first sample.
+        seed: the seed; the draws are those of a run with this seed for the first segment of its first sample.
 
     Returns:
         The original, each augmentation, and all of them in the order in which training applies them.

@@ -18,7 +18,7 @@ _REQUEST_SECONDS = 60
 _CONNECT_SECONDS = 10
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _RANGE_BYTES = 8 << 20
-# Clouds tell their own machines their credentials at these addresses, which are asked if there are no others.
+# Addresses at which clouds give credentials to their own machines, queried if there are no others.
 _METADATA_SERVICE = re.compile(
     r"169\.254\.169\.254|latest/(api/token|meta-data)|computeMetadata|metadata/identity|Account must be specified"
 )
@@ -126,7 +126,7 @@ class Bucket:
         )
 
     def _retry(self, name: str, action: Callable[[], _Result]) -> _Result:
-        """Repeats what fails, with growing pauses, for a while."""
+        """Repeats a failing request with growing pauses, for a while."""
         end, wait = time.monotonic() + retry_seconds(), _FIRST_WAIT
         while True:
             try:

@@ -25,7 +25,7 @@ from data_tools.remote.pieces import Piece
 _NUM_LOCKS = 1024
 _SECONDS_BETWEEN_TOUCHES = 60
 _ATTEMPTS = 4
-_SECONDS_TO_FETCH = 3600  # an older temporary file is nobody's
+_SECONDS_TO_FETCH = 3600  # older temporary files are leftovers
 # The folder is searched for old files after each such part of its limit, and then this part of it is freed.
 _PART_BETWEEN_EVICTIONS, _PART_TO_FREE = 1 / 64, 1 / 8
 _RANGE_BYTES = 8 << 20
@@ -153,7 +153,7 @@ class PieceCache:
         """Evicts other pieces if enough were added since this was last done."""
         with self._counting:
             self._added += added.size
-        # Whoever is evicting looks again afterwards, so that what is added meanwhile counts.
+        # The evicting process looks again afterwards, so that files added meanwhile count.
         while self._added > self._options.max_bytes * _PART_BETWEEN_EVICTIONS and self._evicting.acquire(blocking=False):
             try:
                 self._evict(int(self._options.max_bytes * (1 - _PART_TO_FREE)), keep=added)

@@ -214,7 +214,7 @@ def _download(bucket: Bucket, name: str, info: FileInfo, path: Path) -> bool:
 
 
 def find_remote(folder: Path) -> RemoteDataset | None:
-    """Returns what reads the shards of the dataset whose folder in the cache this is; None for other folders.
+    """Returns the reader of a dataset's shards, given its folder in the cache; None for other folders.
 
     Raises:
         DatasetError: pieces.json cannot be read.

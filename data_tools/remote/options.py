@@ -24,7 +24,7 @@ class CacheOptions:
 
 
 def cache_options(folder: Path | None = None, gigabytes: float | None = None) -> CacheOptions:
-    """Returns the options; what is None comes from ``ECG_CACHE`` and ``ECG_CACHE_GB``, or is the default.
+    """Returns the options; None stands for ``ECG_CACHE`` or ``ECG_CACHE_GB``, or the default.
 
     Raises:
         DatasetError: a variable is not a number above 0.

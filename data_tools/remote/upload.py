@@ -30,11 +30,11 @@ def output_folder(location: str | Path, *identity: object, may_exist: bool = Fal
 
     Args:
         location: folder or URL of the new dataset.
-        identity: what decides its content, so that other work is not resumed.
-        may_exist: whether to provide the folder of the dataset that is at the URL already, if there is one.
+        identity: determines its content, so that other work is not resumed.
+        may_exist: whether to provide the folder of the dataset that is already at the URL, if there is one.
 
     Raises:
-        DatasetError: there is a dataset at the URL already, or it cannot be written.
+        DatasetError: there is already a dataset at the URL, or it cannot be written.
     """
     url = url_of(location)
     if url is None:
@@ -58,7 +58,7 @@ def output_folder(location: str | Path, *identity: object, may_exist: bool = Fal
 
 
 def _upload(folder: Path, bucket: Bucket) -> None:
-    """Uploads a dataset; what was uploaded before an interruption is not repeated."""
+    """Uploads a dataset; files that were uploaded before an interruption are skipped."""
     manifest = read_manifest(folder)
     if PIECES_FILE not in manifest.tables:
         with atomic_write(folder / PIECES_FILE) as file:

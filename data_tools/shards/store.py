@@ -43,7 +43,7 @@ class StoredCrop(NamedTuple):
 
 
 class ShardOptions(NamedTuple):
-    """What determines a shard besides its crops.
+    """The options of a shard.
 
     Attributes:
         capacity: number of crops in each shard of the split but the last one.
@@ -154,7 +154,7 @@ class ShardStore(ABC):
 
     Attributes:
         folder: folder of the shards in a dataset.
-        shard_class: what opens a shard.
+        shard_class: class of an open shard.
         compressions: names of the compressions, the default first; empty if there are none.
     """
 
@@ -192,7 +192,7 @@ class ShardStore(ABC):
 
     @abstractmethod
     def read(self, places: NDArray[np.void], out: NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:
-        """Reads crops into memory of the caller's.
+        """Reads crops into the caller's memory.
 
         Args:
             places: [n] of PLACE_DTYPE.
@@ -200,7 +200,7 @@ class ShardStore(ABC):
             leads: which leads, as ascending row numbers of LEADS.
 
         Raises:
-            ShardError: a shard has gone, or does not contain a crop.
+            ShardError: a shard is missing, or does not contain a crop.
         """
 
     def read_rows(self, rows: pa.Table) -> NDArray[np.int16]:
@@ -283,7 +283,7 @@ class ShardStore(ABC):
         return self._remote.max_bytes * num_crops // (4 * max(1, num_bytes))
 
     def prefetch(self, places: NDArray[np.void], *, now: bool = False) -> None:
-        """Begins to fetch from object storage what contains some crops, in their order; does not wait for it.
+        """Begins to fetch the parts of shards in object storage that contain some crops, in their order; does not wait for it.
 
         Args:
             places: [n] of PLACE_DTYPE.

@@ -79,7 +79,7 @@ class ArrayLayout(Options):
     source: str | None = Field(default=None, min_length=1)
     """Name of the corpus; null: the name of the layout's file."""
     table: Table | None = None
-    """What is known about the recordings."""
+    """Table of the recordings' patients and other facts."""
 
     @field_validator("files")
     @classmethod

@@ -55,7 +55,7 @@ class Arrays(Protocol):
         """Returns an array.
 
         Raises:
-            RecordingError: there is none of this name, or it must not be read.
+            RecordingError: no array has this name, or it must not be read.
         """
         ...
 
@@ -63,7 +63,7 @@ class Arrays(Protocol):
         """Reads an array of names or numbers as strings.
 
         Raises:
-            RecordingError: it is none, or has another number of elements than expected.
+            RecordingError: there is no such array, or its number of elements is unexpected.
         """
         ...
 

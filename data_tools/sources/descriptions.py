@@ -1,4 +1,4 @@
-"""What a corpus says about a recording besides its signal, in headers or in tables."""
+"""Descriptions of recordings: age, sex, labels and patient, from headers or tables."""
 
 import json
 import re
@@ -17,7 +17,7 @@ _MAX_AGE = 120
 
 @dataclass(frozen=True)
 class Description:
-    """What is known about a recording.
+    """The description of a recording.
 
     Attributes:
         age: in years.

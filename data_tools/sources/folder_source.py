@@ -37,7 +37,7 @@ class FolderSource(ABC):
     """
 
     wanted: ClassVar[str]
-    """What the inputs must contain, for errors."""
+    """The expected contents of the inputs, for errors."""
     modules: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Modules needed to read a recording, each with the extra that it comes with."""
 
@@ -62,7 +62,7 @@ class FolderSource(ABC):
     @property
     @abstractmethod
     def _name_of(self) -> NameOf:
-        """Tells to which recording a file belongs."""
+        """Returns the function that names the recording a file belongs to."""
 
     @abstractmethod
     def _read(self, file: RecordingFile) -> Recording:
@@ -90,7 +90,7 @@ def read_file(path: Path, folders: InputFolders, max_bytes: int) -> bytes:
     """Reads a regular file of limited size.
 
     Raises:
-        RecordingError: it is none, is too large, or cannot be read.
+        RecordingError: it is not a regular file, is too large, or cannot be read.
     """
     suffix = path.suffix or "file"
     size = folders.file_size(path, suffix)

@@ -41,7 +41,7 @@ def open_hdf5(path: Path) -> Iterator[Arrays]:
     try:
         with h5py.File(path, "r", locking=False) as file:
             yield _Hdf5Arrays(h5py, file)
-    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # what h5py makes of HDF5's errors
+    except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:  # h5py raises these for HDF5's errors
         if isinstance(error, RecordingError):
             raise
         raise RecordingError("unreadable HDF5", one_line(error)[:200]) from None

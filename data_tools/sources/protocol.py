@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from data_tools.recording import Recording
 
-# What a source rejects unless it is told to accept it: links out of the input, wrong checksums, unusual sampling rates, and
+# Inputs that a source rejects unless told to accept them: links out of the input, wrong checksums, unusual sampling rates, and
 # short gaps of invalid samples, which are interpolated.
 Acceptable = Literal["links", "checksums", "sampling-rates", "gaps"]
 
@@ -44,7 +44,7 @@ class Source(Protocol):
 
         Args:
             inputs: folders, or files if the corpus consists of files.
-            accept: what is used although it is suspicious.
+            accept: suspicious inputs to use all the same.
         """
         ...
 

@@ -149,7 +149,7 @@ def note_contradiction(recording: Recording) -> Recording:
 
 
 def derive_missing_leads(recording: Recording) -> Recording:
-    """Adds those of III, aVR, aVL and aVF that are missing, if I and II are there."""
+    """Adds those of III, aVR, aVL and aVF that are missing, if I and II are present."""
     derived = ("III", "aVR", "aVL", "aVF")
     missing = [number for number, lead in enumerate(derived) if lead not in recording.leads]
     if not missing or not {"I", "II"} <= set(recording.leads):

@@ -20,7 +20,7 @@ def walk(
     Args:
         folder: the folder.
         folders: decides which links are followed.
-        name_of: tells to which recording a file belongs.
+        name_of: names the recording that a file belongs to.
         seen: device and inode of every listed folder; each is listed only once, so that links cannot form a cycle.
         depth: number of folders above this one.
 

@@ -45,7 +45,7 @@ _Load = Callable[[int, int], NDArray[np.integer]]
 class WfdbSignal:
     """A signal line of a header.
 
-    ``gain`` is in ADC units per mV, or per ``unit`` if that is no unit of voltage; ``checksum`` is None if there is none.
+    ``gain`` is in ADC units per mV, or per ``unit`` if that is not a unit of voltage; ``checksum`` is None if there is none.
     """
 
     file: str

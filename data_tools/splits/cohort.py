@@ -22,7 +22,7 @@ from data_tools.shards.plans import PATIENT_COLUMN, plans_info
 from data_tools.shards.tables import DUPLICATE_SIGNAL_PATTERN, open_samples
 from data_tools.splits import find_representatives
 
-# The empty string if the name is none of PTB-XL's.
+# The empty string if the name is not from PTB-XL.
 _ECG_ID = f"regexp_extract({{}}, '{ECG_ID_PATTERN}', 1) || regexp_extract({{}}, '{ECG_ID_PATTERN}', 2)"
 # The ecg_id names a recording in whichever corpus contains it, so its patient has no corpus either.
 _NAME_PATIENTS = f"""

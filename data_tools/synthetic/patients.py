@@ -23,7 +23,7 @@ RIGHT_BUNDLE_BRANCH_BLOCK = "59118001"
 
 
 class Condition(StrEnum):
-    """What a patient has. Every eight patients in a row have one of each."""
+    """The condition of a patient; each block of eight patients has one of each."""
 
     HEALTHY = "healthy"
     BRADYCARDIA = "bradycardia"

@@ -1,6 +1,6 @@
 """Run configurations: typed, strict, read from YAML.
 
-base.py       what every run configures
+base.py       options of all runs
 pretrain.py   pre-training
 finetune.py   fine-tuning
 schedules.py  learning-rate schedules

@@ -1,4 +1,4 @@
-"""What every run configures: data, model, precision, optimizer, length, checkpoints and logging."""
+"""Options of all runs: data, model, precision, optimizer, length, checkpoints and logging."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -227,7 +227,7 @@ class RunConfig(Options):
 
     @model_validator(mode="after")
     def _check_sections(self) -> Self:
-        """Checks what concerns several sections."""
+        """Checks options across sections."""
         self.data.augmentations.check_leads(find_leads(self.leads))
         if self.compute.compile and self.zero.stage == 3:
             raise ValueError(
@@ -242,7 +242,7 @@ class RunConfig(Options):
         return len(find_leads(self.leads))
 
     def ignored_options(self) -> dict[str, str]:
-        """Returns the options that have no effect beside the others: key -> why."""
+        """Returns the options that have no effect in this configuration: key -> reason."""
         ignored = {}
         if self.train.steps is not None and self.train.epochs is not None:
             ignored["train.epochs"] = f"train.steps={self.train.steps} takes precedence"
@@ -254,5 +254,5 @@ class RunConfig(Options):
         return ignored
 
     def notices(self) -> list[str]:
-        """Returns what is likely a mistake, though it can be run; one line each."""
+        """Returns likely mistakes that do not prevent the run, one line each."""
         return []

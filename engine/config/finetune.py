@@ -61,7 +61,7 @@ else:
 
 
 class FinetuneConfig(RunConfig):
-    """Everything a fine-tuning run is made of."""
+    """Configuration of a fine-tuning run."""
 
     init_from: str
     """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
@@ -101,7 +101,7 @@ class FinetuneConfig(RunConfig):
         return self
 
     def encoder_groups(self) -> tuple[ParameterGroup, ...]:
-        """Returns the parameter groups that head_steps and layer_decay stand for."""
+        """Returns the parameter groups that implement head_steps and layer_decay."""
         if self.layer_decay is None:
             return (ParameterGroup(match="encoder.*", first_step=self.head_steps),) if self.head_steps else ()
         depth = self.model.depth

@@ -31,7 +31,7 @@ _BOUNDS: dict[type, tuple[str, Callable[[Any], Any]]] = {
 
 
 class Key(NamedTuple):
-    """What is said about a key."""
+    """The documentation of a key."""
 
     path: str
     type: str

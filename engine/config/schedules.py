@@ -35,7 +35,7 @@ class _WarmupSchedule(Schedule):
         return min(1.0, (step + 1) / max(1, self.warmup_steps))
 
     def _progress(self, step: int, num_steps: int) -> float:
-        """The share of the steps after the warm-up that are done, in [0, 1]."""
+        """Fraction of the steps after the warm-up that are done, in [0, 1]."""
         return min(1.0, max(0, step + 1 - self.warmup_steps) / max(1, num_steps - self.warmup_steps))
 
 

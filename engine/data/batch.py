@@ -21,8 +21,8 @@ def num_segments(pair: SegmentPair) -> int:
 class Batch:
     """The crops of one micro-batch on one rank, each as 5-s segments, see :data:`engine.options.SegmentPair`.
 
-    N crops, I segments of each, C leads. All tensors are on the loader's device. They belong to whoever holds them: a loader
-    reuses memory only after the last reference to it is gone.
+    N crops, I segments of each, C leads. All tensors are on the loader's device. A loader reuses their memory only after the
+    last reference to it is gone.
 
     Attributes:
         segments: float32 [N, I, C, 2500] in mV, augmented.
@@ -49,7 +49,7 @@ class Batch:
 
 
 def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.device) -> Batch:
-    """Returns a batch of ``size`` samples of noise, each of another patient, for trials and measurements."""
+    """Returns a batch of ``size`` samples of noise, each from a different patient, for trials and measurements."""
     numbers = torch.arange(size, device=device)
     segments = torch.randn(size, num_segments(pair), num_leads, SEGMENT_SAMPLES, device=device)
     statistics = torch.tensor([0.0, 1.0], device=device).expand(size, num_leads, 2)

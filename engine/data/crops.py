@@ -19,7 +19,7 @@ from engine.options import SampleUnit
 
 
 class SampleNumbers(NamedTuple):
-    """What the loaders need to know of n samples besides their signals.
+    """Metadata of n samples, which loaders need besides the signals.
 
     Attributes:
         recording: int64 [n], numbers of their recordings.
@@ -42,7 +42,7 @@ class SampleStore(ABC):
     Attributes:
         locations: folders or URLs of the datasets, for messages.
         split: name of the split.
-        fingerprint: of the datasets and of what was chosen from them.
+        fingerprint: of the datasets and of the samples chosen from them.
         origin: where the samples come from, as a model's provenance records it.
         num_samples: number of rows.
         has_halves: whether samples are segments.
@@ -69,7 +69,7 @@ class SampleStore(ABC):
 
     @abstractmethod
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:
-        """Reads crops into memory of the caller's. Several threads may read at once.
+        """Reads crops into the caller's memory. Several threads may read at once.
 
         Args:
             rows: int64 [n].
@@ -77,7 +77,7 @@ class SampleStore(ABC):
             leads: which leads, as ascending row numbers of :data:`data_tools.leads.LEADS`.
 
         Raises:
-            DatasetError: naming the shard, if it has gone, ends before the crop does, or is damaged where its format can tell.
+            DatasetError: a shard is missing, truncated or detectably damaged; the message names it.
         """
 
     @property
@@ -94,7 +94,7 @@ class SampleStore(ABC):
         """
 
     def identity(self) -> dict[str, Any]:
-        """Returns what a run that resumes must find unchanged."""
+        """Returns the properties that must be unchanged when a run resumes."""
         return {"fingerprint": self.fingerprint, "split": self.split}
 
 
@@ -195,7 +195,7 @@ def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of a split and, if they have some, their labels [num_samples, ...], and what these mean."""
+    """The samples of a split and, if any, their labels [num_samples, ...] with the meaning of these."""
 
     store: SampleStore
     labels: npt.NDArray[Any] | None = None

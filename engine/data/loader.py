@@ -32,11 +32,11 @@ class LoaderStateError(UserError):
 
 @dataclass(frozen=True)
 class LoaderSetup:
-    """What a loader is made from; see :func:`engine.data.make_loader` and :class:`engine.data.DataOptions`.
+    """Arguments of a loader; see :func:`engine.data.make_loader` and :class:`engine.data.DataOptions`.
 
     Attributes:
         leads: rows of the leads in a crop, see :func:`engine.data.options.find_leads`.
-        transform: what is done to the crops.
+        transform: applied to the crops.
         with_statistics: whether batches contain the statistics of the leads; samples are segments then.
     """
 

@@ -1,12 +1,12 @@
 """Mixtures: the samples of several datasets as one store, and in one stream.
 
-The rows of a mixture are those of its datasets one after another. Of dataset d, m_d samples are in an epoch, so m_d / sum(m) is
-its share. They come from an endless :class:`SampleOrder` of its own, which goes on where the epoch before has ended: with half
+The rows of a mixture are those of its datasets one after another. An epoch has m_d samples of dataset d, whose share is m_d /
+sum(m). They come from the dataset's own endless :class:`SampleOrder`,
+which continues from epoch to epoch: with half
 of a dataset in each epoch, two epochs read every sample once.
 
-An epoch is divided into windows. Each has its part of every dataset's samples, to one sample the same in all windows, and is
-shuffled. So any few batches have nearly the shares of the epoch, and every position of the stream is computed without those
-before it.
+An epoch is divided into windows. Each contains an equal part of every dataset's samples, up to one sample, and is shuffled. So
+any few batches have nearly the shares of the epoch, and every position of the stream is computed without the earlier ones.
 """
 
 import functools
@@ -58,7 +58,7 @@ class MixtureStore(SampleStore):
         ends = list(accumulate(store.num_samples for store in stores))
         self.num_samples = ends[-1]
         self.first_rows = np.array([0, *ends[:-1]], np.int64)
-        # Recordings and patients of different datasets are different ones.
+        # Datasets share no recordings or patients.
         self._first_recordings = _first_numbers([store.recording for store in stores])
         self._first_patients = _first_numbers([store.patient for store in stores])
 

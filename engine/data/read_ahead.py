@@ -1,4 +1,4 @@
-"""Fetches from object storage what the sample order will need next."""
+"""Prefetches samples from object storage, in the sample order."""
 
 import threading
 from contextlib import suppress
@@ -30,7 +30,7 @@ class ReadAhead:
         self._is_fetching = False
 
     def advance(self, position: int) -> None:
-        """Fetches what follows a position of the stream, in a thread.
+        """Fetches the samples after a position of the stream, in a thread.
 
         Several readers, and ranks with their own share of the stream, may be at slightly different positions.
         """
@@ -49,7 +49,7 @@ class ReadAhead:
         with self._lock:
             start, count = self._position, self._wanted - self._position
             self._position = self._wanted
-        # What cannot be fetched is reported when it is read.
+        # Errors are reported when the crops are read.
         with suppress(DatasetError):
             self._store.prefetch(self._order.indices(start, max(0, count)))
         with self._lock:

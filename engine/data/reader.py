@@ -23,7 +23,7 @@ class RawBatch:
         signals: int16 [N, C, 5000] in uV.
         rows: int64 [N], rows of the store.
         start: stream position of the first crop; the others follow it.
-        numbers: their recordings and patients, and what else the store knows of them.
+        numbers: their recordings and patients, and the store's other metadata.
         statistics: float32 [N, C, 2], see :func:`~engine.data.batch.lead_statistics`; ``None`` unless the reader computes them.
     """
 

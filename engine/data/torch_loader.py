@@ -44,7 +44,7 @@ class TorchLoader(Loader):
 
 
 class _Loaded(NamedTuple):
-    """A batch from the threads: float32 segments on the CPU, or what is drawn for the device to make them."""
+    """A batch from the threads: float32 segments on the CPU, or the draws from which the device makes them."""
 
     raw: RawBatch
     segments: Tensor | None

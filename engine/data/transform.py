@@ -26,14 +26,14 @@ from engine.data.batch import num_segments
 from engine.data.buffers import to_device
 from engine.options import SegmentPair
 
-# On the CPU so many crops are augmented at a time. Between two operations a thread gives way to the others, and waits for its
-# next turn: longer operations are fewer turns. Of more crops, what the operations pass on would leave the core's cache.
+# Number of crops that are augmented at a time on the CPU. Between two operations a thread gives way to the others, and waits
+# for its next turn: longer operations need fewer turns. With more crops, intermediate results would leave the core's cache.
 _NUM_CROPS_AT_A_TIME = 4
 _NUM_HALVES = 2  # of a crop
 
 
 class Draws(NamedTuple):
-    """What is drawn for a batch, as arrays of one kind.
+    """The random draws for a batch, as arrays of one kind.
 
     Attributes:
         halves: int32 [S, 1], which half of its crop each segment is; None for adjacent segments.

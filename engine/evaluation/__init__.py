@@ -1,4 +1,4 @@
-"""What predictions are worth: pure functions of NumPy arrays, without torch. The main entry points are re-exported here.
+"""Metrics of predictions: pure functions of NumPy arrays, without torch. The main entry points are re-exported here.
 
 metrics.py         all metrics of multilabel, multiclass and regression labels and of identification
 resampling.py      confidence intervals by resampling patients; paired differences of two models

@@ -20,7 +20,7 @@ def as_scores(values: ArrayLike, name: str = "predictions") -> FloatArray:
     """Returns finite numbers as float64.
 
     Raises:
-        UserError: NaN or infinity, as of a model whose training has failed.
+        UserError: NaN or infinity, for example from a model whose training failed.
     """
     array = np.asarray(values, dtype=np.float64)
     if not np.isfinite(array).all():
@@ -43,7 +43,7 @@ def as_flags(values: ArrayLike, name: str = "targets") -> BoolArray:
 
 
 def check_shapes(first: NDArray[Any], second: NDArray[Any], num_axes: int) -> None:
-    """Checks that two arrays have the same shape and hold something.
+    """Checks that two arrays have the same shape and are not empty.
 
     Raises:
         UserError: another number of axes, different shapes, or no samples.

@@ -33,7 +33,7 @@ class Rewards(NamedTuple):
 
 
 class SampleRewards(NamedTuple):
-    """What each sample earns, [N] each."""
+    """The rewards of each sample, [N] each."""
 
     observed: FloatArray
     """With the model's decisions."""
@@ -69,7 +69,7 @@ def load_rewards(codes: Sequence[Sequence[str]]) -> Rewards:
 
 
 def sample_rewards(targets: BoolArray, decisions: BoolArray, rewards: Rewards) -> SampleRewards:
-    """Returns what each sample earns.
+    """Returns the rewards of each sample.
 
     A sample's reward is the sum over its true and its predicted classes, divided by the number of classes that are true or
     predicted (at least 1): the scorer's normalized confusion matrix, summed over classes before samples.
@@ -91,7 +91,7 @@ def sample_rewards(targets: BoolArray, decisions: BoolArray, rewards: Rewards) -
 
 
 def score_of(earned: SampleRewards, weights: ArrayLike | None = None) -> FloatArray:
-    """Returns the Challenge score of what the samples earn: a number, or [R] for weights [N, R].
+    """Returns the Challenge score for the samples' rewards: a number, or [R] for weights [N, R].
 
     0 where all-correct and inactive decisions earn the same, as in the published scorer.
     """

@@ -46,7 +46,7 @@ class Matching:
         Args:
             k: at least 1.
             num_others: entries of other patients in the gallery: the expected share for galleries that hold so many of them,
-                drawn at random (without replacement), which tells how identification fares as a gallery grows; ``None``: all.
+                drawn at random (without replacement), which shows how accuracy falls as a gallery grows; ``None``: all.
 
         Raises:
             UserError: more others than there are.
@@ -134,7 +134,7 @@ def match(
     at_least, above = np.zeros((2, len(genuine)), dtype=np.int64)
     for block, rows, columns in _blocks(left, right, pairs):
         best = np.maximum.reduceat(block[rows, columns], np.flatnonzero(np.diff(rows, prepend=-1)))
-        block[rows, columns] = -np.inf  # what is left are impostors
+        block[rows, columns] = -np.inf  # the rest are impostors
         ranks.append(1 + np.count_nonzero(block >= best[:, None] - tolerance, axis=1))
         impostors = block.ravel()
         impostors.sort()

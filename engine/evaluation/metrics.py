@@ -147,7 +147,7 @@ class MulticlassMetrics(Metrics):
         confusion: int64 [C, C], samples by true and predicted class.
 
     Raises:
-        UserError: arrays that do not fit together, a class that is not there, or probabilities outside [0, 1].
+        UserError: arrays that do not fit together, an unknown class, or probabilities outside [0, 1].
     """
 
     def __init__(self, targets: ArrayLike, probabilities: ArrayLike, classes: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """Probes of frozen encoders: linear models and nearest neighbors on embeddings, fitted with scikit-learn.
 
-What is chosen, the L2 penalty or the number of neighbors, is what scores best on a validation set. A probe is as good as it is
-only in comparison: the same probe of an encoder with random weights belongs beside it.
+The L2 penalty, or the number of neighbors, is the one with the best score on a validation set. A probe's score means little
+without that of the same probe on an encoder with random weights.
 
 Legend: N samples, D width of the embeddings, C classes.
 """
@@ -170,7 +170,7 @@ def _fit_multinomial(train: Examples) -> list[tuple[FloatArray, FloatArray]]:
         own = np.stack([-weight[0], weight[0]]) / 2 if len(present) == 2 else weight
         own_bias = np.array([-bias[0], bias[0]]) / 2 if len(present) == 2 else bias
         weights = np.zeros((num_classes, weight.shape[1]))
-        # A class that training lacks is improbable: as one sample would be that it might have had.
+        # A class that training lacks gets the probability of a single sample.
         biases = np.full(num_classes, own_bias.min() - np.log(len(numbers)))
         weights[present], biases[present] = own, own_bias
         fits.append((weights, biases))

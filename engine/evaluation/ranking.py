@@ -1,6 +1,6 @@
 """AUROC and average precision from ranks, for many weightings of the same samples at once.
 
-The scores are sorted once. What a weighting needs is then a sum over the positives of each distinct score, which a sparse
+The scores are sorted once. A weighting then needs only a sum over the positives of each distinct score, which a sparse
 matrix product computes for all weightings together: 1,000 bootstrap resamples cost little more than reading their weights.
 
 Legend: N samples, C classes, R weightings, K distinct scores that a positive has.

@@ -9,7 +9,7 @@ from engine.evaluation.arrays import FloatArray, ratio
 
 
 class RegressionSums:
-    """What the metrics of a regression are computed from.
+    """The sums from which the metrics of a regression are computed.
 
     Args:
         targets: [N, C].

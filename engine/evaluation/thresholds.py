@@ -40,7 +40,7 @@ def choose_f1_thresholds(targets: ArrayLike, probabilities: ArrayLike) -> FloatA
 def choose_challenge_thresholds(targets: ArrayLike, probabilities: ArrayLike, rewards: Rewards) -> FloatArray:
     """Returns thresholds with a high Challenge score, [C].
 
-    The score does not fall apart into classes. The search starts at the best common threshold and sets one class's threshold
+    The score is not a sum over classes. The search starts at the best common threshold and sets one class's threshold
     after the other to its optimum given the others', until none changes: a local optimum, found without random choices.
 
     Args:
@@ -61,7 +61,7 @@ def choose_challenge_thresholds(targets: ArrayLike, probabilities: ArrayLike, re
         changed = False
         for c, (order, ends) in enumerate(orders):
             differences = _gain_of_deciding(flags, decisions, gains, c)[order]
-            totals = np.r_[0.0, np.cumsum(differences)[ends]]  # of deciding the class nowhere, or down to each score
+            totals = np.r_[0.0, np.cumsum(differences)[ends]]  # of predicting the class nowhere, or down to each score
             current = totals[np.searchsorted(ends, decisions[:, c].sum() - 1) + 1] if decisions[:, c].any() else 0.0
             best = int(totals.argmax())
             if totals[best] <= current + 1e-9:

@@ -11,7 +11,7 @@ scoring.py         predictions of models and probes for segments, and their metr
 identification.py  gallery and probes
 evaluation.py      the results of an evaluation, printed and written
 model_folder.py    the model that a command line names
-command_line.py    what the scripts' command lines share
+command_line.py    shared by the scripts' command lines
 """
 
 from engine.inference.crop_models import CropModel, Embedder, Predictor

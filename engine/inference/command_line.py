@@ -1,4 +1,4 @@
-"""What the command lines of embed.py, predict.py and evaluate.py share."""
+"""Shared by the command lines of embed.py, predict.py and evaluate.py."""
 
 import argparse
 import os

@@ -49,11 +49,11 @@ class Row:
 
     @property
     def setting(self) -> tuple[tuple[str, ...], str]:
-        """What rows that are compared have in common."""
+        """The properties that compared rows share."""
         return self.leads, self.level
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what JSON can hold."""
+        """Returns a value that JSON can represent."""
         return {
             "model": self.model,
             "method": self.method,
@@ -77,7 +77,7 @@ class Evaluation:
         description: what was evaluated on what, for JSON.
         num_resamples: of the bootstrap; 0: no intervals.
         are_seeds: whether the models are seeds of one method.
-        notes: what a reader must know.
+        notes: remarks for the reader.
         rows: the scores.
         arrays: predictions by file name without suffix.
     """

@@ -40,14 +40,14 @@ class Identification:
         return IdentificationMetrics(self.matching)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Returns what a report of similarities needs."""
+        """Returns the arrays for a report of similarities."""
         arrays: dict[str, NDArray[Any]] = {"gallery": self.gallery_embeddings, "probe": self.probe_embeddings}
         for name, segments in (("gallery", self.gallery), ("probe", self.probes)):
             arrays |= {f"{name}_key": segments.keys(), f"{name}_segment": segments.half, f"{name}_patient": segments.patient}
         return arrays
 
     def facts(self) -> dict[str, Any]:
-        """Returns what has no interval: verification, and rank-1 accuracy by the number of patients in the gallery."""
+        """Returns the metrics without intervals: verification, and rank-1 accuracy by the number of patients in the gallery."""
         matching = self.matching
         verification = {f"tar_at_far_{far:g}": matching.true_acceptance(far) for far in FALSE_ACCEPTANCES}
         most = int(matching.num_others.min())

@@ -25,7 +25,7 @@ PREDICTION_SUFFIXES = (".parquet", ".csv")
 
 @dataclass
 class Summary:
-    """Counts of what a model was applied to.
+    """Counts of a model's inputs.
 
     Attributes:
         num_crops: crops.
@@ -89,7 +89,7 @@ class Runner:
             yield from apply_to_batch()
 
     def skip(self, summary: Summary, where: str, reason: str) -> None:
-        """Counts and reports what cannot be used."""
+        """Counts and reports an input that cannot be used."""
         summary.num_skipped += 1
         with tqdm.external_write_mode():
             self.report(f"{where}: {reason}")

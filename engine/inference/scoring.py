@@ -24,7 +24,7 @@ LEVELS: Final = ("recording", "segment")
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts.
+    """The predictions of a model.
 
     Attributes:
         definition: of the labels, with the thresholds in use.

@@ -66,7 +66,7 @@ class SegmentSet:
         return np.array(self.crops["key"].to_pylist())[self.crop]
 
     def apply(self, model: CropModel, runner: Runner) -> tuple["SegmentSet", NDArray[np.float32]]:
-        """Returns the segments that have a lead of the model's, and its values of them, [S, W].
+        """Returns the segments that have one of the model's leads, and the model's values for them, [S, W].
 
         Raises:
             UserError: the model's segments have another length, or none has one of its leads.

@@ -39,7 +39,7 @@ _MODEL_FILE = "deepspeed/mp_rank_00_model_states.pt"
 _SHAPES_FILE = "deepspeed/zero_pp_rank_0_mp_rank_00_model_states.pt"
 _OPTIMIZER_FILE = "deepspeed/zero_pp_rank_{}_mp_rank_00_optim_states.pt"
 _FILES = TypeAdapter(dict[str, FileDescription])
-# Version 1 knew no score but the validation loss.
+# Version 1 has no score except the validation loss.
 _RENAMED_SINCE_1 = {"valid_loss": "score", "best_valid_loss": "best_score"}
 
 

@@ -36,7 +36,7 @@ MODELS: Final[dict[str, Family]] = {
 """``cfg.model._name`` -> kind of model: pre-training, with heads or without, or fine-tuned (tensors below ``encoder.``)."""
 
 _FINE_TUNED: Final = frozenset({"classifier", "identifier"})
-# What fine-tuning sets anew, and its defaults; the rest of the encoder is described by the cfg of pre-training, kept inside.
+# Keys that fine-tuning sets again, with defaults; the nested cfg of pre-training describes the rest of the encoder.
 _FINE_TUNING_DEFAULTS: Final = {
     "dropout": 0.0,
     "attention_dropout": 0.0,
@@ -218,7 +218,8 @@ class OfficialModel:
         task: ``cfg.task``: the sampling rate in Hz, and whether training standardized and filtered the signals.
         encoder: our options for the same architecture.
         num_leads: number of leads of the input.
-        objective: our section for its pre-training heads; None if it has none, or none that we have.
+        objective: our section for its pre-training heads; None if it has none that this engine
+            supports.
         num_labels: number of labels of a classifier.
     """
 

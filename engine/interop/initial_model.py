@@ -1,4 +1,4 @@
-"""Resolves what a fine-tuning run starts from to the folder of a model."""
+"""Resolves the ``init_from`` of a fine-tuning run to the folder of a model."""
 
 import math
 import shutil

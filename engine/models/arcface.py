@@ -21,7 +21,7 @@ class ArcFaceOutput(NamedTuple):
 
 
 class ArcFace(nn.Module):
-    """Classifies segments by patient, and demands that each lies closer to its patient's direction than it has to.
+    """Classifies segments by patient, with a margin by which each must be closer to its patient's direction.
 
     With theta the angle between a segment's vector and the weight vector of its patient y, the loss is
 
@@ -30,7 +30,7 @@ class ArcFace(nn.Module):
     Where theta_y + m exceeds pi, cos(theta_y + m) would rise again; as in the official code (and not in the paper's equation),
     cos(theta_y) - m sin(m) takes its place there. Everything is computed in fp32, whatever the dtype of the vectors.
 
-    The weights are discarded after training; what is kept is the encoder, whose pooled output is compared by cosine.
+    The weights are discarded after training; only the encoder is kept, and its pooled output is compared by cosine.
 
     Args:
         width: D.

@@ -40,7 +40,7 @@ def softmax(x: Tensor) -> Tensor:
 def dropout(x: Tensor, p: float) -> Tensor:
     """Sets each value to zero with probability ``p`` and scales the others by 1 / (1 - p).
 
-    What is dropped follows from PyTorch's default generator.
+    PyTorch's default generator chooses them.
     """
     if p == 0 or x.numel() == 0:
         return x

@@ -20,7 +20,7 @@ _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
 def is_repository(name: object) -> bool:
-    """Returns whether a text that is no existing path has the form OWNER/NAME."""
+    """Returns whether a string has the form OWNER/NAME and is not an existing path."""
     return isinstance(name, str) and _REPOSITORY.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -105,7 +105,7 @@ def _check_files(repository: str, sizes: dict[str, int | None]) -> None:
     """Checks that a repository has the files of a model, and that they are not too large.
 
     Raises:
-        UserError: it has not, or they are.
+        UserError: a file is missing or too large.
     """
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if name not in sizes]
     if missing:

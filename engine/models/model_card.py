@@ -5,7 +5,7 @@ from typing import Any
 from engine.models.model_config import ModelConfig
 
 CARD_FILE = "README.md"
-# What the Hugging Face Hub reads.
+# Metadata for the Hugging Face Hub.
 _METADATA = "---\nlibrary_name: ecg-engine\ntags:\n- ecg\n---\n"
 
 

@@ -162,8 +162,8 @@ class PretrainedModel(nn.Module):
     ) -> Signals:
         """Returns predictions of ``config.labels``, [L] or [B, L], without gradient: the mean over a recording's segments.
 
-        Probabilities: independent ones of multilabel and binary labels, of multiclass labels with sum 1; or the numbers of a
-        regression, in their own unit. Arguments, treatment of recordings and errors as for :meth:`embed`.
+        Probabilities, which are independent for multilabel and binary labels, and sum to 1 for multiclass labels; or the values
+        of a regression, in their own unit. Arguments, treatment of recordings and errors as for :meth:`embed`.
 
         Raises:
             ValueError: the model is not a classifier.
@@ -188,7 +188,7 @@ class PretrainedModel(nn.Module):
         source: SignalInput,
         is_normalized: bool,
     ) -> Any:
-        """Returns the mean over the segments of each recording of what is computed of their context [B, T', D].
+        """Computes values from the context [B, T', D] of segments, and averages them over each recording's segments.
 
         A tensor of segments is passed on as it is.
         """

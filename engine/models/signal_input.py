@@ -1,4 +1,4 @@
-"""Signals as users have them, in any order of leads, sampling rate and length, to the segments that a model takes.
+"""Converts signals with any leads, sampling rate and length to the segments that a model expects.
 
 Legend: B recordings, K segments of a recording, N leads of the signals, C leads of the model, T samples.
 """
@@ -20,7 +20,7 @@ from engine.options import UserError
 
 Unit = Literal["mV", "uV"]
 Signals = TypeVar("Signals", bound=Tensor | NDArray[Any])
-"""What comes in comes out: an array or a tensor."""
+"""An array or a tensor; the output has the type of the input."""
 
 _UNITS_PER_MV = {"mV": 1.0, "uV": 1000.0}
 # As when a dataset is built; a rate in kHz, or a duration, is outside.
@@ -115,8 +115,8 @@ class SignalInput:
     def cut(self, signals: Tensor, normalize: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Returns the segments of signals from :meth:`read`: [B, N, T] -> [B, K, C, ``config.segment_samples``].
 
-        These are the complete segments of consecutive crops of 10 s, as in a dataset. The rest is dropped; but of a recording
-        shorter than a segment, it is padded with zeros at the end.
+        These are the complete segments of consecutive crops of 10 s, as in a dataset. A rest is dropped; a recording shorter
+        than a segment is padded with zeros at its end.
 
         Args:
             signals: [B, N, T].

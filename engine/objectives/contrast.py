@@ -82,7 +82,7 @@ class GlobalObjective(Objective):
 
     @abstractmethod
     def contrast(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Returns loss and metrics from the encoder's output [2 N, T, D] and patients int64 [N] of what is compared."""
+        """Returns loss and metrics from the encoder's output [2 N, T, D] and patients int64 [N] of the samples compared."""
 
     def compare(self, context: Tensor, patient: Tensor) -> Comparison:
         """Compares this rank's segments as the options say: the encoder's output [2 N, T, D] and patients int64 [N]."""

@@ -21,7 +21,7 @@ from engine.options import Options, SampleUnit, SegmentPair
 # Name of the metric that :attr:`Objective.by_segment` adds.
 LOSS_BY_SEGMENT = "loss_by_segment"
 
-# Whose segments a global objective does not contrast: a patient's, a recording's, or those of one pair only.
+# Segments that a global objective does not contrast: those of one patient, of one recording, or of one pair.
 Identity = Literal["patient", "recording", "pair"]
 
 

@@ -1,4 +1,4 @@
-"""3KG: two views of one segment as if the heart lay otherwise in the chest; views of a patient attract each other.
+"""3KG: two views of a segment, as if the heart were rotated; views of a patient attract each other.
 
 B. Gopal et al., "3KG: Contrastive Learning of 12-Lead Electrocardiograms using Physiologically-Inspired Augmentations",
 https://arxiv.org/abs/2106.04452, with the loss of the paper's official code. The views are made by the augmentations

@@ -47,7 +47,7 @@ def evaluation_section(evaluation: EvaluationFolder, data: Path | None, projecti
 
     Args:
         evaluation: the evaluation.
-        data: the dataset; ``None``: where it was when it was evaluated.
+        data: the dataset; ``None``: its recorded path.
         projection: name of a projection of embeddings.
         num_examples: how many ECGs each list of examples has.
 

@@ -27,7 +27,7 @@ class Gallery:
 
     Args:
         evaluation: the evaluation.
-        data: the dataset; ``None``: where it was when it was evaluated.
+        data: the dataset; ``None``: its recorded path.
         num_examples: how many ECGs a list has.
 
     Attributes:

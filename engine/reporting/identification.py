@@ -33,7 +33,7 @@ _ARRAYS = tuple(f"{side}{suffix}" for side in ("gallery", "probe") for suffix in
 
 @dataclass(frozen=True)
 class _Embeddings:
-    """What was written for a row; gallery [G, D] and probe [P, D] with unit length."""
+    """The arrays written for a row: gallery [G, D] and probe [P, D] with unit length."""
 
     gallery: NDArray[np.float32]
     probe: NDArray[np.float32]

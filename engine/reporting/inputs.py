@@ -1,4 +1,4 @@
-"""What a report is about: runs and evaluations, read from their folders and checked."""
+"""The inputs of a report: runs and evaluations, read from their folders and checked."""
 
 import json
 import re

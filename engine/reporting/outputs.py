@@ -21,7 +21,7 @@ _SEGMENT_ARRAYS = ("key", "segment", "recording", "patient", "target", "predicte
 
 @dataclass(frozen=True)
 class Outputs:
-    """What a model predicted for recordings.
+    """A model's predictions for recordings.
 
     Attributes:
         definition: of the labels.

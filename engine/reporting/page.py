@@ -20,7 +20,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Notice:
-    """A paragraph that stands out: what a reader must know."""
+    """A highlighted paragraph, such as a warning."""
 
     text: str
     kind: str = "notice"

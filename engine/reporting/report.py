@@ -15,7 +15,7 @@ def make_report(paths: Sequence[Path], title: str, data: Path | None, projection
     Args:
         paths: folders of runs and of evaluations, files of results.
         title: the page's title.
-        data: the dataset of the evaluations; ``None``: where it was when they were made.
+        data: the dataset of the evaluations; ``None``: its recorded path.
         projection: name of a projection of embeddings, see :mod:`engine.reporting.projection`.
         num_examples: how many ECGs each list of examples has; 0: no examples.
 

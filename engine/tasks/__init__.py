@@ -2,7 +2,7 @@
 
 protocol.py     the interface of a task, and how to add one
 pretraining.py  self-supervised pre-training with any objective
-finetuning.py   what fine-tuning tasks share: an encoder with given weights, and a head
+finetuning.py   shared by fine-tuning tasks: an encoder with given weights, and a head
 labels.py       classification and regression
 label_reading.py  their labels, read once per machine
 identification.py  identification of patients

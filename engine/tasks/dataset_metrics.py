@@ -1,7 +1,7 @@
 """Metrics of the single datasets of a mixture, named METRIC/DATASET.
 
-A batch has samples of several datasets, and each rank another number of them. What is averaged over ranks and micro-batches is
-therefore the share of a dataset, and its loss times its share; their quotient is the mean loss of the dataset's samples.
+A batch has samples of several datasets, and their numbers differ between ranks. So the share of each dataset, and its loss
+times its share, are averaged over ranks and micro-batches; their quotient is the mean loss of the dataset's samples.
 
 Legend: N samples, D datasets.
 """

@@ -1,4 +1,4 @@
-"""What all fine-tuning tasks share: an encoder with given or random weights, whose output a head makes use of.
+"""Shared by all fine-tuning tasks: an encoder with given or random weights, and a head on its output.
 
 Legend: B segments, C leads of the run, M leads of the model, T samples, D width.
 """
@@ -29,7 +29,7 @@ from engine.options import UserError
 from engine.tasks.protocol import Task
 
 RANDOM = "random"
-# Of a trained encoder these may differ from what it was trained with: they change no weight's shape or meaning.
+# Options of a trained encoder that may be changed: they affect no weight's shape or meaning.
 _CHANGEABLE = {
     "feature_grad_scale",
     "feature_dropout",
@@ -80,7 +80,7 @@ class FinetuningModel(nn.Module):
             average.requires_grad_(requires_grad=False)
 
     def forward(self, segments: Tensor, labels: Tensor) -> Any:
-        """Returns what the loss makes of normalized segments [B, C, T] and labels [B, ...]."""
+        """Returns the output of the loss for normalized segments [B, C, T] and labels [B, ...]."""
         head = self.head if self.training or self.average is None else self.average["head"]
         return self.loss(head(self.context(segments)), labels)
 

@@ -35,7 +35,7 @@ class MeanPool(nn.Module):
 
 
 class IdentificationLoss(nn.Module):
-    """ArcFace in training; in evaluation, whose patients have no direction, a loss of zero and the embeddings.
+    """ArcFace in training; in evaluation, where patients have no directions, a loss of zero and the embeddings.
 
     Args:
         width: D.

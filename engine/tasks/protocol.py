@@ -27,7 +27,7 @@ class Score:
     """The validation metric that decides which checkpoint is best.
 
     Attributes:
-        name: a key of what the evaluator computes.
+        name: name of the evaluator's metric.
         mode: whether lower ("min") or higher ("max") is better.
     """
 
@@ -88,7 +88,7 @@ class Task(ABC):
 
     @classmethod
     def resolve_config(cls, config: Any) -> Any:
-        """Returns the configuration with what the task knows better; it must not change a resolved one."""
+        """Returns the configuration with the values that the task determines; it must not change a resolved one."""
         return config
 
     @classmethod
@@ -96,7 +96,7 @@ class Task(ABC):
         """Opens the samples of the splits ``train`` and, if the dataset has one, ``valid``.
 
         Raises:
-            UserError, DatasetError: a split is missing or of no use.
+            UserError, DatasetError: a split is missing or unusable.
         """
         plan = config.data.plan
         return {name: Split(CropStore(dataset, split, plan=plan)) for name, split in cls.split_names(config, dataset).items()}
@@ -112,7 +112,7 @@ class Task(ABC):
 
     @classmethod
     def notices(cls, config: Any, dataset: Dataset) -> list[str]:
-        """Returns what is likely a mistake in the choice of data, though it can be run; one line each."""
+        """Returns likely mistakes in the choice of data that do not prevent the run, one line each."""
         del config, dataset
         return []
 

@@ -107,7 +107,7 @@ class Checkpoints:
         """Loads a verified checkpoint's weights and optimizer state; each rank reads what it holds.
 
         Raises:
-            RankError: a file does not hold what ``checkpoint.json`` says.
+            RankError: a file does not match ``checkpoint.json``.
         """
         try:
             backend.load(lambda slices: read_slices(path, info.parts, slices), info.num_updates)

@@ -101,7 +101,7 @@ def read_slices(folder: Path, parts: Sequence[Part], wanted: Sequence[ParameterS
         wanted: the slices to fill.
 
     Raises:
-        UserError: a file does not hold what ``parts`` says.
+        UserError: a file does not match ``parts``.
     """
     for rank, part in enumerate(parts):
         overlaps: list[tuple[ParameterSlice, _Window]] = []

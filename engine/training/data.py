@@ -96,7 +96,7 @@ def make_loaders(config: RunConfig, sources: Sequence[Source], splits: dict[str,
             labels=split.labels,
             with_statistics=task.needs_statistics,
         )
-    # What comes from object storage is checked when it is fetched.
+    # Data from object storage are checked when they are fetched.
     watched = [source.dataset for source in sources if not source.dataset.is_remote]
     watch = ShardWatch(watched, ranks) if config.data.verify == "hash" and watched else None
     return RunData(splits, loaders["train"], loaders.get("valid"), micro_batch_size, watch)
@@ -147,7 +147,7 @@ def open_splits(config: RunConfig, sources: Sequence[Source], task_class: type[T
     """Opens the samples of ``train`` and, if a dataset has one, ``valid``, each a mixture if ``data.datasets`` is set.
 
     Raises:
-        UserError, DatasetError: a split is missing or of no use, or the weights are.
+        UserError, DatasetError: a split is missing or unusable, or the weights are invalid.
     """
     if not config.data.datasets:
         return task_class.open_splits(sources[0].config, sources[0].dataset)
@@ -158,7 +158,7 @@ def open_splits(config: RunConfig, sources: Sequence[Source], task_class: type[T
     names = dataset_names([source.dataset.location for source in sources])
     mixed = {}
     for split in ("train", "valid"):
-        # What is not trained on is no part of the mixture, nor of the model's pre-training set.
+        # Datasets that are not trained on belong neither to the mixture nor to the model's pre-training set.
         parts = [
             (name, _crop_store(splits[split]), count)
             for name, splits, count in zip(names, opened, counts, strict=True)

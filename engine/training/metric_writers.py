@@ -22,7 +22,7 @@ _logger = logging.getLogger(__name__)
 
 Row = Mapping[str, float | int | str]
 
-# What the terminal shows of validation besides the loss.
+# Validation metrics that the terminal shows besides the loss.
 _SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae", "rank1")
 # The speed on the terminal is the mean over so many rows.
 _ROWS_OF_SPEED = 20

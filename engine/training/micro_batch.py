@@ -33,7 +33,7 @@ from engine.training.evaluation import run_batch
 from engine.training.free_memory import free_memory_bytes
 from engine.training.throughput import reset_peak_memory
 
-# What a run allocates besides weights and gradients, at most: two moments of Adam, an fp32 copy of the weights and of the
+# The most that a run allocates besides weights and gradients: two moments of Adam, an fp32 copy of the weights and of the
 # gradients (ZeRO), and two buckets that hold all gradients, 4 bytes each.
 _BYTES_PER_PARAMETER = 24
 # Share of a GPU's free memory for prefetched batches, communication, libraries, and fragmentation.

@@ -1,4 +1,4 @@
-"""What a run prints at its start and end, ``summary.json``, and the plot of its losses."""
+"""The messages at the start and end of a run, ``summary.json``, and the plot of its losses."""
 
 import json
 import math
@@ -54,7 +54,7 @@ class Summary:
 
 
 def describe_run(trainer: Trainer, memory: str) -> str:
-    """Returns what a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
+    """Returns the text that a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
