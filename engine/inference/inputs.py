@@ -97,7 +97,7 @@ def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -
     if url_of(path) is not None:
         return _open_dataset(path, split, plan)
     if not path.is_dir():
-        raise UserError(f"{path}: no such folder: name a dataset or a folder of WFDB recordings (.hea)")
+        raise UserError(f"{path}: no such folder: choose a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
         return _open_dataset(path, split, plan)
     for option, name in (("split", split), ("plan", plan)):

@@ -177,7 +177,7 @@ def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True
     if out.suffix not in suffixes:
         raise UserError(f"{out}: the file name must end in {' or '.join(suffixes)}")
     if out.is_dir():
-        raise UserError(f"{out}: is a folder: name a file")
+        raise UserError(f"{out}: is a folder: choose a file")
     if out.exists() and not overwrite:
         raise UserError(f"{out}: already exists: choose another file, or replace it with --overwrite")
     if not out.parent.is_dir():

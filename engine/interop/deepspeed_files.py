@@ -80,7 +80,7 @@ def convert_checkpoint(old: Path, new: Path) -> list[str]:
         UserError: one line; nothing was written.
     """
     if new.exists() or new.is_symlink():
-        raise UserError(f"{new}: already exists: name a new folder")
+        raise UserError(f"{new}: already exists: choose a new folder")
     info = read_old_info(old)
     weights = read_old_weights(old, info)
     with _checking_contents(old):

@@ -110,7 +110,7 @@ def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | N
     number = model.num_leads
     if leads is None:
         if number != len(LEADS):
-            raise UserError(f"{checkpoint}: the model has {number} leads: name them in order with --leads I,II,...")
+            raise UserError(f"{checkpoint}: the model has {number} leads: list them in order with --leads I,II,...")
         return LEADS
     names = [canonical_lead(name) for name in leads]
     unknown = [name for name, known in zip(leads, names, strict=True) if known is None]
@@ -204,7 +204,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         UserError: the model cannot be converted; nothing was written.
     """
     if checkpoint.exists():
-        raise UserError(f"{checkpoint}: already exists: name a new file")
+        raise UserError(f"{checkpoint}: already exists: choose a new file")
     model, tensors = load_tensors(folder)
     config = model.config
     if config.encoder.output_layers > 1:

@@ -57,7 +57,7 @@ def export_onnx(folder: Path, file: Path) -> list[str]:
     """
     _require_packages()
     if file.exists():
-        raise UserError(f"{file}: already exists: name a new file")
+        raise UserError(f"{file}: already exists: choose a new file")
     model = load(folder)
     if sum(p.numel() * p.element_size() for p in model.parameters()) >= _MAX_FILE_BYTES:
         raise UserError(f"{folder}: more than 2 GB of weights, the limit of an ONNX file; use its safetensors file")

@@ -53,7 +53,7 @@ def _best_checkpoint(folder: Path) -> tuple[Path, str]:
     """Returns the checkpoint with the lowest validation loss, or the newest if none has one; and a note that says so."""
     saved = sorted(path for path in folder.iterdir() if FOLDER_NAME.fullmatch(path.name))
     if not saved:
-        raise UserError(f"{folder}: contains no checkpoint; name the folder of a run that has saved one")
+        raise UserError(f"{folder}: contains no checkpoint; choose the folder of a run that has saved one")
     scores = {path: score for path in saved if (score := read_description(path).get("score")) is not None}
     if not scores:
         return saved[-1], f"converted {saved[-1].name}, the newest checkpoint; none has a validation loss"

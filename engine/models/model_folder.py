@@ -84,4 +84,4 @@ def check_new_folder(folder: Path) -> None:
     if folder.is_dir() and not any(folder.iterdir()):
         return
     if folder.exists() or folder.is_symlink():
-        raise UserError(f"{folder}: already exists: name a new folder")
+        raise UserError(f"{folder}: already exists: choose a new folder")

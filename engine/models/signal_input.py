@@ -135,7 +135,7 @@ class SignalInput:
         num_leads = len(self._leads)
         if len(shape) not in {2, 3} or shape[-2] != num_leads:
             is_transposed = len(shape) in {2, 3} and shape[-1] == num_leads
-            hint = "; swap the last two axes" if is_transposed else "; name others with leads=[...]"
+            hint = "; swap the last two axes" if is_transposed else "; pass the names of other leads as leads=[...]"
             raise UserError(
                 f"expected signals [leads, samples] or [batch, leads, samples] with {num_leads} leads "
                 f"({', '.join(self._leads)}), got shape {list(shape)}{hint}"

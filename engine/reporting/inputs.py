@@ -167,7 +167,7 @@ def open_input(path: Path) -> Input:
         return _open_run(path)
     what = "does not exist" if not path.exists() else "not a run or an evaluation"
     raise UserError(
-        f"{path}: {what}: name the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o wrote "
+        f"{path}: {what}: choose the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o wrote "
         f"({RESULTS_FILE}), or the file that evaluate.py --json wrote"
     )
 

@@ -250,7 +250,7 @@ def test_damaged_runs_are_one_line(run: Run, tmp_path: Path, file: str, text: st
 def test_wrong_arguments_are_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for arguments, message in (
-        ((tmp_path / "none", "-o", tmp_path / "out.html"), "none: does not exist: name the folder of a run"),
+        ((tmp_path / "none", "-o", tmp_path / "out.html"), "none: does not exist: choose the folder of a run"),
         ((tmp_path / "empty", "-o", tmp_path / "out.html"), "empty: not a run or an evaluation"),
         ((write_run(tmp_path / "run"), "-o", tmp_path / "out.pdf"), "out.pdf: the file name must end in .html"),
     ):
