@@ -74,8 +74,8 @@ class _Session:
         for name, model in self.models:
             num_crops = segments.count_pretrained(model.config)
             if num_crops != 0:
-                which = "perhaps crops" if num_crops is None else f"{num_crops} crops"
-                yield f"{name} was pre-trained on {which} of {segments.name}, so its scores are too good"
+                crops = "perhaps crops" if num_crops is None else f"{num_crops} crops"
+                yield f"{name} was pre-trained on {crops} of {segments.name}, so its scores are too good"
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""

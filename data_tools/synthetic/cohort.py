@@ -89,8 +89,8 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
                 f"seed {seed}, version {COHORT_VERSION}): choose another folder or remove it"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
-        what = "is not empty and contains no simulated cohort" if out.is_dir() else "is not a folder"
-        raise ValueError(f"{out}: {what}: choose a new or empty folder")
+        problem = "is not empty and contains no simulated cohort" if out.is_dir() else "is not a folder"
+        raise ValueError(f"{out}: {problem}: choose a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
     for number in range(0, num_patients, _PATIENTS_PER_FOLDER):
         _folder(out, number).mkdir(parents=True, exist_ok=True)

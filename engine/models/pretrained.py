@@ -256,8 +256,9 @@ def with_random_weights(config: ModelConfig, seed: int) -> PretrainedModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         encoder = Encoder(config.encoder, len(config.leads))
-    what = {"kind": "encoder", "objective": None, "labels": None, "label_definition": None, "provenance": {"random_seed": seed}}
-    return PretrainedModel(config.model_copy(update=what), encoder)
+    changes = {"kind": "encoder", "objective": None, "labels": None, "label_definition": None}
+    provenance = {"random_seed": seed}
+    return PretrainedModel(config.model_copy(update=changes | {"provenance": provenance}), encoder)
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

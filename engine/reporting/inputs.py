@@ -165,10 +165,10 @@ def open_input(path: Path) -> Input:
         return EvaluationFolder(path, _read_results(path / RESULTS_FILE), path)
     if (path / _CONFIG_FILE).is_file() and (path / _METRICS_FILE).is_file():
         return _open_run(path)
-    what = "does not exist" if not path.exists() else "not a run or an evaluation"
+    problem = "does not exist" if not path.exists() else "not a run or an evaluation"
     raise UserError(
-        f"{path}: {what}: choose the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o wrote "
-        f"({RESULTS_FILE}), or the file that evaluate.py --json wrote"
+        f"{path}: {problem}: choose the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o "
+        f"wrote ({RESULTS_FILE}), or the file that evaluate.py --json wrote"
     )
 
 

@@ -206,9 +206,9 @@ class FinetuningTask(Task):
                 continue
             num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
             if num_crops != 0:
-                which = "perhaps crops" if num_crops is None else f"{num_crops} crops"
+                crops = "perhaps crops" if num_crops is None else f"{num_crops} crops"
                 notices.append(
-                    f"{config.init_from} was pre-trained on {which} of split '{split}' of plan '{config.data.plan}', so scores "
+                    f"{config.init_from} was pre-trained on {crops} of split '{split}' of plan '{config.data.plan}', so scores "
                     "on it will be too good: pre-train with a plan that holds them out"
                 )
         return notices
