@@ -106,8 +106,13 @@ def _make_tasks(dataset: Dataset, out: Path, encoding: Encoding, compression: st
     tasks, start = [], 0
     for split in dataset.splits:
         own = dataset.shards(split)
-        options = ShardOptions(max((shard.count for shard in own), default=0), compression)
-        for number, source in enumerate(own):
+        firsts = [dataset.manifest.first_of_part(split, number) for number in range(len(own))]
+        capacities = {
+            first: max(shard.count for shard, own_first in zip(own, firsts, strict=True) if own_first == first)
+            for first in set(firsts)
+        }
+        for number, (first, source) in enumerate(zip(firsts, own, strict=True)):
+            options = ShardOptions(capacities[first], compression, first)
             shard = ShardId(out, out / STAGING_FOLDER, encoding, split, number, options)
             tasks.append(_ConversionTask(dataset.path, dataset.manifest.encoding, source, start, shard))
             start += source.count

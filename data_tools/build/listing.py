@@ -1,4 +1,4 @@
-"""The recordings of a build, listed on disk because there may be too many for memory."""
+"""The recordings of a build or an addition, listed on disk because there may be too many for memory."""
 
 import errno
 import os
@@ -15,24 +15,31 @@ from data_tools.sources.protocol import RecordingFile
 class Listing:
     """Recordings, numbered from 0 in the order they were found.
 
+    Attributes:
+        num_known: number of recordings that are in the dataset.
+
     Args:
         path: scratch file; overwritten.
         files: the recordings.
         limit: take only so many.
+        known: prefixes of the keys of recordings to leave out, because they are in the dataset.
 
     Raises:
         OSError: the scratch file cannot be written.
     """
 
-    def __init__(self, path: Path, files: Iterable[RecordingFile], limit: int | None = None) -> None:
+    def __init__(
+        self, path: Path, files: Iterable[RecordingFile], limit: int | None = None, known: Iterable[str] = ()
+    ) -> None:
         path.unlink(missing_ok=True)
         with _system_errors(path), ExitStack() as stack:
             self._database = stack.enter_context(closing(sqlite3.connect(path)))
-            self._write(islice(files, limit))
+            self._write(islice(files, limit), known)
             (self._num_files,) = self._database.execute("SELECT COUNT(*) FROM files").fetchone()
+            (self.num_known,) = self._database.execute("SELECT COUNT(*) FROM files WHERE prefix IN known").fetchone()
             stack.pop_all()
 
-    def _write(self, files: Iterable[RecordingFile]) -> None:
+    def _write(self, files: Iterable[RecordingFile], known: Iterable[str]) -> None:
         # It is not read after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
@@ -49,11 +56,13 @@ class Listing:
         )
         self._database.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         self._database.execute("CREATE INDEX by_prefix ON files (prefix, number)")
+        self._database.execute("CREATE TABLE known (prefix TEXT PRIMARY KEY) WITHOUT ROWID")
+        self._database.executemany("INSERT OR IGNORE INTO known VALUES (?)", ((prefix,) for prefix in known))
         self._database.execute("CREATE TABLE repeats (number INTEGER PRIMARY KEY, original INTEGER)")
         self._database.execute(
             "INSERT INTO repeats SELECT files.number, first.number FROM files "
             "JOIN (SELECT prefix, MIN(number) AS number FROM files GROUP BY prefix HAVING COUNT(*) > 1) AS first "
-            "ON files.prefix = first.prefix WHERE files.number > first.number"
+            "ON files.prefix = first.prefix WHERE files.number > first.number AND files.prefix NOT IN known"
         )
         self._database.commit()
 
@@ -72,8 +81,15 @@ class Listing:
         yield from self._database.execute("SELECT number, original FROM repeats ORDER BY number")
 
     def distinct(self) -> Iterator[tuple[int, RecordingFile]]:
-        """Yields the first recording of each name, with its number."""
-        yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) ORDER BY number")
+        """Yields the first recording of each name that is not in the dataset, with its number."""
+        yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) AND prefix NOT IN known ORDER BY number")
+
+    def is_new(self, location: str) -> bool:
+        """Returns whether a recording at this location is listed, and not in the dataset."""
+        self._database.execute("CREATE INDEX IF NOT EXISTS by_location ON files (location)")
+        query = "SELECT EXISTS (SELECT * FROM files WHERE location = ? AND prefix NOT IN known)"
+        ((found,),) = self._database.execute(query, (os.fsencode(location),))
+        return bool(found)
 
     def _select(self, clauses: str, *parameters: int) -> Iterator[tuple[int, RecordingFile]]:
         query = f"SELECT number, location, source, name, size, details FROM files {clauses}"  # noqa: S608 -- of this class only

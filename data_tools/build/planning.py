@@ -1,4 +1,4 @@
-"""Plans a build: which staged crops are used, in which split and in which order."""
+"""Plans a build or an addition: which staged crops are used, in which split and in which order."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_tools.build.known_crops import KNOWN_SCHEMA, KnownCrops, to_arrow
 from data_tools.build.staging import INDEX_DTYPE, index_path, read_staged_index
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches, scratch_database
@@ -18,12 +19,18 @@ from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num
 
 _CHUNKS_PER_BATCH = 100
 
-# Signals that occur more than once. A table of its own, as joining and grouping at once take more memory.
+# Crops whose signal the dataset has already. `known` is empty in a build.
+_FIND_KNOWN_REPEATS = """
+    CREATE TABLE known_repeats AS
+    SELECT position, recording, crops.patient, known.patient AS known_patient, known.row
+    FROM crops JOIN known USING (signal_low, signal_high)
+"""
+# Other signals that occur more than once. A table of its own, as joining and grouping at once take more memory.
 _FIND_REPEATED_SIGNALS = """
     CREATE TABLE repeated_signals AS
     SELECT signal_low, signal_high, min(position) AS original,
         arg_min(recording, position) AS original_recording, arg_min(patient, position) AS original_patient
-    FROM crops GROUP BY signal_low, signal_high HAVING count(*) > 1
+    FROM crops ANTI JOIN known_repeats USING (position) GROUP BY signal_low, signal_high HAVING count(*) > 1
 """
 # Crops whose signal occurs earlier in the input, with the recording and patient of its first occurrence.
 _FIND_REPEATS = """
@@ -31,34 +38,54 @@ _FIND_REPEATS = """
     SELECT position, recording, patient, original_recording, original_patient
     FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
 """
-_FIND_LINKS = "SELECT DISTINCT patient, original_patient FROM repeats WHERE patient <> original_patient ORDER BY ALL"
-_FIND_USED = """
-    CREATE VIEW used AS
-    SELECT crops.*, coalesce(representative, patient) AS representative
-    FROM crops ANTI JOIN repeats USING (position) LEFT JOIN linked USING (patient)
+_FIND_LINKS = """
+    SELECT patient, original_patient FROM repeats WHERE patient <> original_patient
+    UNION SELECT patient, known_patient FROM known_repeats WHERE patient <> known_patient ORDER BY ALL
 """
+# The splits of those patients in the input, or linked to them, who are in the dataset; a group of linked ones may be in both.
+_FIND_SETTLED = """
+    CREATE TABLE settled AS
+    SELECT coalesce(representative, patient) AS representative, bool_and(is_valid) AS is_valid,
+        bool_and(is_valid) <> bool_or(is_valid) AS is_in_both
+    FROM known SEMI JOIN (SELECT patient FROM crops UNION SELECT patient FROM linked) USING (patient)
+    LEFT JOIN linked USING (patient) GROUP BY ALL
+"""
+_FIND_NEW = """
+    CREATE VIEW new AS
+    SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid, coalesce(is_in_both, false) AS is_in_both
+    FROM crops ANTI JOIN repeats USING (position) ANTI JOIN known_repeats USING (position) LEFT JOIN linked USING (patient)
+    LEFT JOIN settled ON settled.representative = coalesce(linked.representative, patient)
+"""
+# `is_valid` is NULL for patients who are not in the dataset.
+_FIND_USED = "CREATE VIEW used AS FROM new WHERE NOT is_in_both"
 # The patients before the n-th, in the order of their hashes, are for validation.
-_FIND_SPLIT = "SELECT DISTINCT representative FROM used ORDER BY ALL LIMIT 1 OFFSET ?"
+_FIND_SPLIT = "SELECT DISTINCT representative FROM used WHERE is_valid IS NULL ORDER BY ALL LIMIT 1 OFFSET ?"
 _COUNT = """
-    SELECT representative < ?, count(DISTINCT recording) AS recordings, count(DISTINCT patient) AS patients,
+    SELECT coalesce(is_valid, representative < ?), count(DISTINCT recording) AS recordings,
+        count(DISTINCT patient) FILTER (patient NOT IN (SELECT patient FROM known)) AS patients,
         count(*) AS crops, count(*) FILTER (num_valid_samples = ?) AS complete_crops,
         sum(num_valid_samples // ?)::BIGINT AS segments
     FROM used GROUP BY ALL
 """
+_MAX_HASH = 2**64 - 1
 
 
 class Plan:
     """Where every crop goes; made by :func:`make_plan`.
 
     Attributes:
-        counts: what each split holds.
+        counts: what each split gets; patients of whom it has crops already do not count.
     """
 
-    def __init__(self, database: duckdb.DuckDBPyConnection, valid_fraction: float) -> None:
+    def __init__(self, database: duckdb.DuckDBPyConnection, valid_fraction: float, known: KnownCrops | None) -> None:
         self._database = database
-        ((num_patients,),) = database.execute("SELECT count(DISTINCT representative) FROM used").fetchall()
-        first = database.execute(_FIND_SPLIT, [num_valid_patients(num_patients, valid_fraction)]).fetchall()
-        self._first_pretrain = first[0][0] if first else 0
+        self._known = known
+        query = "SELECT count(DISTINCT representative) FROM used WHERE is_valid IS NULL"
+        ((num_patients,),) = database.execute(query).fetchall()
+        before = {} if known is None else known.num_patients
+        num_valid = num_valid_patients(num_patients + sum(before.values()), valid_fraction) - before.get(VALID, 0)
+        first = database.execute(_FIND_SPLIT, [min(max(num_valid, 0), num_patients)]).fetchall()
+        self._first_pretrain = first[0][0] if first else _MAX_HASH
         counts = database.execute(_COUNT, [self._first_pretrain, CROP_SAMPLES, SEGMENT_SAMPLES]).fetchall()
         by_split = {VALID if is_valid else PRETRAIN: row for is_valid, *row in counts}
         names = SplitCounts.model_fields
@@ -72,7 +99,7 @@ class Plan:
         """
         query = """
             SELECT chunk::BIGINT, "offset", metadata_bytes::BIGINT FROM used
-            WHERE (representative < ?) = ? ORDER BY "order", position
+            WHERE coalesce(is_valid, representative < ?) = ? ORDER BY "order", position
         """
         for batch in read_batches(self._database, query, [self._first_pretrain, split == VALID], crops_per_shard):
             yield np.column_stack([column.to_numpy() for column in batch.columns])
@@ -85,39 +112,63 @@ class Plan:
         """Yields (recording, original, number of crops of the former whose signals first occur in the latter), sorted."""
         yield from self._read_rows("SELECT recording, original_recording, count(*) FROM repeats GROUP BY ALL ORDER BY ALL")
 
+    def known_repeats(self) -> Iterator[tuple[int, str, int]]:
+        """Yields (recording, a recording in the dataset, number of crops of the former with signals of the latter), sorted."""
+        if self._known is not None:
+            self._known.open_samples(self._database)
+            yield from self._read_rows("""
+                SELECT known_repeats.recording, concat_ws('/', samples.source, samples.recording), count(*)
+                FROM known_repeats JOIN samples ON row = file_row_number GROUP BY ALL ORDER BY ALL
+            """)
+
+    def in_both_splits(self) -> Iterator[tuple[int, int]]:
+        """Yields (recording, number of its crops that are not used as their patient would be in both splits), sorted."""
+        yield from self._read_rows("SELECT recording, count(*) FROM new WHERE is_in_both GROUP BY ALL ORDER BY ALL")
+
     def _read_rows(self, query: str) -> Iterator[Any]:
         for batch in read_batches(self._database, query):
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 @contextmanager
-def make_plan(staging: Path, num_chunks: int, valid_fraction: float) -> Iterator[Plan]:
-    """Plans a build from the indexes of its chunks.
+def make_plan(
+    staging: Path, num_chunks: int, valid_fraction: float, known: KnownCrops | None = None
+) -> Iterator[Plan]:
+    """Plans a build or an addition from the indexes of its chunks.
 
     A signal that occurs twice is used once. Two patients with the same signal are one person under two names, or one
-    recording in two corpora: all of their crops go to the same split.
+    recording in two corpora: all of their crops go to the same split. Patients in the dataset stay in their split.
 
     Args:
         staging: folder of the staged chunks, and of scratch files.
         num_chunks: number of staged chunks.
         valid_fraction: fraction of the patients for validation.
+        known: the crops that the dataset has already; None for a build.
 
     Yields:
         The plan, which ends with the context.
     """
     num_crops = sum(index_path(staging, chunk).stat().st_size for chunk in range(num_chunks)) // INDEX_DTYPE.itemsize
-    with scratch_database(staging, num_crops) as database:
+    num_known = 0 if known is None else known.num_crops
+    with scratch_database(staging, num_crops + num_known) as database:
         schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
         database.execute("CREATE TABLE crops AS FROM staged")
+        batches = iter(()) if known is None else known.read()
+        database.register("registered", pa.RecordBatchReader.from_batches(KNOWN_SCHEMA, batches))
+        database.execute("CREATE TABLE known AS FROM registered")
+        database.execute(_FIND_KNOWN_REPEATS)
         database.execute(_FIND_REPEATED_SIGNALS)
         database.execute(_FIND_REPEATS)
         links = database.execute(_FIND_LINKS).fetchnumpy()
         patients, representatives = find_representatives(np.column_stack(list(links.values())))
-        database.register("representatives", pa.table({"patient": patients, "representative": representatives}))
+        columns = {"patient": to_arrow(patients), "representative": to_arrow(representatives)}
+        database.register("representatives", pa.table(columns))
         database.execute("CREATE TABLE linked AS FROM representatives")
+        database.execute(_FIND_SETTLED)
+        database.execute(_FIND_NEW)
         database.execute(_FIND_USED)
-        yield Plan(database, valid_fraction)
+        yield Plan(database, valid_fraction, known)
 
 
 def _read_indexes(staging: Path, num_chunks: int) -> Iterator[pa.RecordBatch]:
@@ -135,4 +186,5 @@ def _to_batch(index: NDArray[np.void], chunk: NDArray[np.int64], position: int) 
     columns = {name: np.ascontiguousarray(index[name]) for name in INDEX_DTYPE.names or ()}
     low, high = columns.pop("signal").view(np.uint64).reshape(-1, 2).T
     positions = np.arange(position, position + len(index))
-    return pa.record_batch({**columns, "signal_low": low, "signal_high": high, "chunk": chunk, "position": positions})
+    columns |= {"signal_low": low, "signal_high": high, "chunk": chunk, "position": positions}
+    return pa.record_batch({name: to_arrow(column) for name, column in columns.items()})

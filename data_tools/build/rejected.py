@@ -29,6 +29,8 @@ def rejected_rows(files: Listing, plan: Plan, staging: Path, num_chunks: int) ->
         _repeated_names(files),
         chain.from_iterable(read_notes(staging, chunk) for chunk in range(num_chunks)),
         _repeated_signals(files, plan),
+        _known_signals(plan),
+        _in_both_splits(plan),
         key=attrgetter("recording"),
     )
     for number, group in groupby(notes, key=attrgetter("recording")):
@@ -53,6 +55,16 @@ def _repeated_names(files: Listing) -> Iterator[Note]:
 def _repeated_signals(files: Listing, plan: Plan) -> Iterator[Note]:
     for number, original, num_crops in plan.repeats():
         yield Note(number, f"duplicate signal: {num_crops} crops as in {printable(files[original].location)}", True)
+
+
+def _known_signals(plan: Plan) -> Iterator[Note]:
+    for number, original, num_crops in plan.known_repeats():
+        yield Note(number, f"duplicate signal: {num_crops} crops as in {original}", True)
+
+
+def _in_both_splits(plan: Plan) -> Iterator[Note]:
+    for number, num_crops in plan.in_both_splits():
+        yield Note(number, f"patient in both splits: {num_crops} crops, of a patient who shares signals with each", True)
 
 
 def _rows(files: Listing, number: int, notes: list[Note], num_used: int) -> list[_Row]:

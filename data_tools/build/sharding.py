@@ -3,12 +3,14 @@
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from tqdm import tqdm
@@ -58,12 +60,23 @@ class _HasShard(Protocol):
 _Task = TypeVar("_Task", bound=_HasShard)
 
 
-def list_shards(plan: Plan, out: Path, staging: Path, options: BuildOptions) -> list[ShardId]:
-    """Returns the shards of a plan, in the order of the dataset."""
+def list_shards(
+    plan: Plan, out: Path, staging: Path, options: BuildOptions, first_shards: Mapping[str, int] = MappingProxyType({})
+) -> list[ShardId]:
+    """Returns the shards of a plan, in the order of the dataset.
+
+    Args:
+        plan: the plan.
+        out: folder of the dataset.
+        staging: folder of the staged crops.
+        options: the options of the build.
+        first_shards: number of shards that each split has already.
+    """
     return [
-        ShardId(out, staging, options.format, split, number, ShardOptions(capacity, options.compression))
+        ShardId(out, staging, options.format, split, first + number, ShardOptions(capacity, options.compression, first))
         for split, counts in plan.counts.items()
         if (capacity := min(options.crops_per_shard, counts.crops))
+        for first in [first_shards.get(split, 0)]
         for number in range(-(-counts.crops // capacity))
     ]
 
@@ -90,14 +103,22 @@ def write_shards(
 
 def write_samples(shards: Sequence[ShardId]) -> None:
     """Writes samples.parquet from the rows of all shards, which are written."""
-    rows = (pq.read_table(_rows_path(shard)) for shard in shards)
-    write_groups(shards[0].out / SAMPLES_FILE, SAMPLES_SCHEMA, rows)
+    write_groups(shards[0].out / SAMPLES_FILE, SAMPLES_SCHEMA, map(read_rows, shards))
+
+
+def read_rows(shard: ShardId) -> pa.Table:
+    """Reads the rows of samples.parquet of a shard, which is written."""
+    return pq.read_table(_rows_path(shard))
 
 
 def write_arrays(shards: Sequence[ShardId], infos: Sequence[ShardInfo]) -> dict[str, FileInfo]:
     """Writes the files that describe all shards together, and flushes the names of all files of shards to disk."""
     out = shards[0].out
-    arrays = STORES[shards[0].encoding].write_arrays(out, infos, {shard.split: shard.options for shard in shards})
+    arrays: dict[str, FileInfo] = {}
+    for first in sorted({shard.options.first for shard in shards}):
+        part = [(shard, info) for shard, info in zip(shards, infos, strict=True) if shard.options.first == first]
+        options = {shard.split: shard.options for shard, _ in part}
+        arrays |= STORES[shards[0].encoding].write_arrays(out, [info for _, info in part], options)
     for folder in {parent for info in infos for parent in Path(info.file).parents}:
         sync(out / folder)
     return arrays

@@ -18,6 +18,9 @@ FORMAT_VERSION: Final = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_FILE = "samples.parquet"
 REJECTED_FILE = "rejected.parquet"
+# An addition keeps its new files in the folder of the dataset until all of them are written.
+ADDITION_FOLDER = ".add"
+NEW_FILES_FOLDER = f"{ADDITION_FOLDER}/new"
 
 Encoding = Literal["tar", "zarr"]
 _Count = Annotated[int, Field(ge=0)]
@@ -120,6 +123,22 @@ class BuildInfo(_Part):
     options: dict[str, Any]
 
 
+class AdditionInfo(_Part):
+    """Recordings that ``ecg-data add`` appended.
+
+    Attributes:
+        tool_version: version that did it.
+        source: the corpus.
+        options: inputs and how they were read.
+        first_shards: number of shards of each split before.
+    """
+
+    tool_version: str
+    source: str
+    options: dict[str, Any]
+    first_shards: dict[str, _Count]
+
+
 class Manifest(_Part):
     """The contents of manifest.json."""
 
@@ -137,12 +156,23 @@ class Manifest(_Part):
     arrays: dict[str, FileInfo] = {}  # the zarr.json files; not written if there are none
     tables: dict[str, FileInfo]
     build: BuildInfo
+    additions: tuple[AdditionInfo, ...] = ()  # not written if there are none
     fingerprint: _Sha256
     splits: PlansInfo | None = None
 
     def with_fingerprint(self) -> "Manifest":
         """Returns the manifest with its own fingerprint."""
         return self.model_copy(update={"fingerprint": self.compute_fingerprint()})
+
+    def first_of_part(self, split: str, number: int) -> int:
+        """Returns the first shard of the part of a split that a shard belongs to: what one build or addition wrote.
+
+        Args:
+            split: name of the split.
+            number: number of the shard in the split.
+        """
+        firsts = (addition.first_shards.get(split, 0) for addition in self.additions)
+        return max((first for first in firsts if first <= number), default=0)
 
     def compute_fingerprint(self) -> str:
         """Returns the SHA-256 of the format and of the hashes of all shards in order."""
@@ -155,7 +185,7 @@ class Manifest(_Part):
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes manifest.json, the last file of a build: a dataset that has one is complete."""
-    absent = {"arrays": not manifest.arrays, "splits": manifest.splits is None}
+    absent = {"arrays": not manifest.arrays, "additions": not manifest.additions, "splits": manifest.splits is None}
     content = manifest.model_dump(mode="json", exclude={name for name, is_absent in absent.items() if is_absent})
     with atomic_write(folder / MANIFEST_FILE) as file:
         file.write(json.dumps(content, indent=1).encode() + b"\n")

@@ -48,10 +48,12 @@ class ShardOptions(NamedTuple):
     Attributes:
         capacity: number of crops in each shard of the split but the last one.
         compression: name of the compression; None for a format without one.
+        first: number of the first shard of the same part of the split; 0 for what was built, more for what was added.
     """
 
     capacity: int
     compression: str | None
+    first: int = 0
 
 
 class WrittenShard(NamedTuple):
@@ -248,11 +250,11 @@ class ShardStore(ABC):
     @classmethod
     @abstractmethod
     def write_arrays(cls, dataset: Path, shards: Sequence[ShardInfo], options: dict[str, ShardOptions]) -> dict[str, FileInfo]:
-        """Writes the files that describe all shards together.
+        """Writes the files that describe the shards of a part together.
 
         Args:
             dataset: folder of the dataset.
-            shards: all shards.
+            shards: all shards of the part.
             options: those of each split that has shards.
 
         Returns:

@@ -1,6 +1,7 @@
 """Stores crops in zarr v3 arrays, one array per split, compressed.
 
-``zarr/SPLIT`` is an array int16 [crops, 12, 5000] that any zarr library can open. Its shards are our shards, and each inner
+``zarr/SPLIT`` is an array int16 [crops, 12, 5000] that any zarr library can open. What is added later is an array of its own,
+``zarr/SPLIT-NUMBER`` with the number of its first shard, because in an array all shards but the last are full. Its shards are our shards, and each inner
 chunk is one crop with a CRC, so a single crop can be read and checked. Shards are written and read here, without the library:
 to decode one crop takes a single read and a call that holds no Python lock, several times as fast.
 
@@ -85,7 +86,7 @@ class OpenZarrShard(OpenShard):
 
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
         super().__init__(dataset, shard)
-        capacity, self._compression = _read_metadata(dataset, shard.split)
+        capacity, self._compression = _read_metadata(dataset, shard)
         size = _index_bytes(capacity)
         if shard.size < size:
             raise self.error("has no index")
@@ -99,7 +100,7 @@ class OpenZarrShard(OpenShard):
     @classmethod
     def pieces_to_open(cls, dataset: Path, remote: RemoteDataset, shard: ShardInfo) -> list[Piece]:
         """Returns the pieces that contain the index; see :meth:`OpenShard.pieces_to_open`."""
-        size = _index_bytes(_read_metadata(dataset, shard.split)[0])
+        size = _index_bytes(_read_metadata(dataset, shard)[0])
         return remote.open_shard(shard).find_pieces(max(0, shard.size - size), size)
 
     def crop_range(self, offset: int) -> tuple[int, int]:
@@ -154,7 +155,7 @@ class ZarrStore(ShardStore):
         """Writes a shard; see :meth:`ShardStore.write_shard`."""
         assert options.compression is not None, "a zarr array needs a compression"
         encode = _COMPRESSIONS[options.compression].encode
-        file = f"{cls.folder}/{split}/c.{number}.0.0"
+        file = f"{cls.folder}/{_array_name(split, options)}/c.{number - options.first}.0.0"
         (dataset / file).parent.mkdir(parents=True, exist_ok=True)
         index = np.full((options.capacity, 2), _NO_CHUNK, "<u8")
         digest, position, count = hashlib.sha256(), 0, 0
@@ -180,7 +181,7 @@ class ZarrStore(ShardStore):
             counts = [shard.count for shard in shards if shard.split == split]
             num_crops = own.capacity * (len(counts) - 1) + counts[-1]
             assert own.compression is not None, "a zarr array needs a compression"
-            nodes[f"{split}/"] = _array_metadata(num_crops, own.capacity, own.compression)
+            nodes[f"{_array_name(split, own)}/"] = _array_metadata(num_crops, own.capacity, own.compression)
         files = {}
         for prefix, node in nodes.items():
             name, content = f"{cls.folder}/{prefix}{_METADATA_FILE}", json.dumps(node, indent=1).encode() + b"\n"
@@ -268,13 +269,17 @@ def _array_metadata(num_crops: int, capacity: int, compression: str) -> dict[str
     }
 
 
-def _read_metadata(dataset: Path, split: str) -> tuple[int, _Compression]:
-    """Returns the number of crops per shard of a split's array, and its compression.
+def _array_name(split: str, options: ShardOptions) -> str:
+    return f"{split}-{options.first}" if options.first else split
+
+
+def _read_metadata(dataset: Path, shard: ShardInfo) -> tuple[int, _Compression]:
+    """Returns the number of crops per shard of a shard's array, and its compression.
 
     Raises:
         ShardError: zarr.json is missing or not one that :func:`_array_metadata` returns.
     """
-    name = f"{_FOLDER}/{split}/{_METADATA_FILE}"
+    name = f"{shard.file.rpartition('/')[0]}/{_METADATA_FILE}"
     try:
         found = json.loads((dataset / name).read_bytes())
         num_crops, capacity = int(found["shape"][0]), int(found["chunk_grid"]["configuration"]["chunk_shape"][0])
