@@ -1,4 +1,4 @@
-"""``ecg-data``: simulate, download, build, convert, split, verify, describe and plot datasets."""
+"""``ecg-data``: simulate, download, build, extend, convert, split, verify, describe and plot datasets."""
 
 import argparse
 import errno
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
-from data_tools.commands.creating import add_build, add_convert, add_download, add_synth
+from data_tools.commands.creating import add_add, add_build, add_convert, add_download, add_synth
 from data_tools.commands.existing import add_info, add_plot, add_split, add_verify
 from data_tools.commands.shared import Handler
 from data_tools.validation import one_line
@@ -35,7 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(_describe_os_error(error, options))
         return EXIT_USAGE
     except KeyboardInterrupt:
-        again = "; run the same command again to resume" if options.command in {"build", "convert", "download", "synth"} else ""
+        again = (
+            "; run the same command again to resume"
+            if options.command in {"add", "build", "convert", "download", "synth"}
+            else ""
+        )
         _print_error(f"interrupted{again}")
         return EXIT_INTERRUPTED
     finally:
@@ -48,6 +52,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_synth(commands)
     add_download(commands)
     add_build(commands)
+    add_add(commands)
     add_convert(commands)
     add_split(commands)
     add_verify(commands)
@@ -61,7 +66,8 @@ def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
-        advice = {"build": kept, "convert": kept, "download": kept, "split": elsewhere, "verify": elsewhere, "info": elsewhere}
+        advice = dict.fromkeys(("add", "build", "convert", "download"), kept)
+        advice |= dict.fromkeys(("split", "verify", "info"), elsewhere)
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

@@ -28,9 +28,7 @@ class Listing:
         OSError: the scratch file cannot be written.
     """
 
-    def __init__(
-        self, path: Path, files: Iterable[RecordingFile], limit: int | None = None, known: Iterable[str] = ()
-    ) -> None:
+    def __init__(self, path: Path, files: Iterable[RecordingFile], limit: int | None = None, known: Iterable[str] = ()) -> None:
         path.unlink(missing_ok=True)
         with _system_errors(path), ExitStack() as stack:
             self._database = stack.enter_context(closing(sqlite3.connect(path)))

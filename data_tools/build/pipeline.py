@@ -96,7 +96,7 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
     state.check_options(options, files, staging)
     state.remove_temporary_files(out)
     with pool as workers:
-        num_chunks = _stage(options, files, staging, workers)
+        num_chunks = stage_recordings(options, files, staging, workers)
         with make_plan(staging, num_chunks, options.valid_fraction) as plan:
             rejected = rejected_rows(files, plan, staging, num_chunks)
             if not any(counts.crops for counts in plan.counts.values()):
@@ -142,7 +142,7 @@ def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging:
         raise
 
 
-def _stage(options: BuildOptions, files: Listing, staging: Path, workers: Workers) -> int:
+def stage_recordings(options: BuildOptions, files: Listing, staging: Path, workers: Workers) -> int:
     """Stages the chunks that are not staged yet; returns the number of all chunks."""
 
     def chunks() -> Iterator[tuple[int, tuple[tuple[int, RecordingFile], ...]]]:

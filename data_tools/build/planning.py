@@ -52,7 +52,8 @@ _FIND_SETTLED = """
 """
 _FIND_NEW = """
     CREATE VIEW new AS
-    SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid, coalesce(is_in_both, false) AS is_in_both
+    SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid,
+        coalesce(is_in_both, false) AS is_in_both
     FROM crops ANTI JOIN repeats USING (position) ANTI JOIN known_repeats USING (position) LEFT JOIN linked USING (patient)
     LEFT JOIN settled ON settled.representative = coalesce(linked.representative, patient)
 """
@@ -131,9 +132,7 @@ class Plan:
 
 
 @contextmanager
-def make_plan(
-    staging: Path, num_chunks: int, valid_fraction: float, known: KnownCrops | None = None
-) -> Iterator[Plan]:
+def make_plan(staging: Path, num_chunks: int, valid_fraction: float, known: KnownCrops | None = None) -> Iterator[Plan]:
     """Plans a build or an addition from the indexes of its chunks.
 
     A signal that occurs twice is used once. Two patients with the same signal are one person under two names, or one

@@ -12,8 +12,8 @@ from data_tools.sources.protocol import RecordingFile
 from data_tools.validation import one_line
 
 STAGING_FOLDER = ".build"
-_OPTIONS_FILE = "build.json"
-_LOCK_FILE = "lock"
+OPTIONS_FILE = "build.json"
+LOCK_FILE = "lock"
 
 
 def check_output(out: Path) -> None:
@@ -35,7 +35,7 @@ def lock(staging: Path) -> TextIO:
         BuildError: another build is running.
     """
     try:
-        return lock_file(staging / _LOCK_FILE)
+        return lock_file(staging / LOCK_FILE)
     except BlockingIOError:
         raise BuildError(f"{staging.parent}: another build is running here; let it finish, or choose another folder") from None
 
@@ -46,40 +46,55 @@ def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging
     Raises:
         BuildError: the options or the input differ.
     """
+    check_identity(identity(options), hash_listing(files), staging)
+
+
+def hash_listing(files: Iterable[RecordingFile]) -> str:
+    """Returns a hash of the recordings found, in hex."""
     listing = hashlib.sha256()
     for file in files:
         details = f"\0{file.details}" if file.details else ""
         listing.update(f"{file.location}\0{file.size}{details}\n".encode(errors="surrogateescape"))
-    check_identity(identity(options), listing.hexdigest(), staging)
+    return listing.hexdigest()
 
 
-def check_identity(wanted: dict[str, Any], listing: str, staging: Path) -> None:
+def check_identity(
+    wanted: dict[str, Any], listing: str, staging: Path, work: str = "build", remove: Path | None = None
+) -> None:
     """Records the options of a new build, as in the manifest, and a hash of its input, or compares them with the unfinished.
+
+    Args:
+        wanted: the options.
+        listing: the hash of the input.
+        staging: folder of the staged crops.
+        work: what is unfinished, for messages.
+        remove: what to remove to start again; None for the folder of the dataset.
 
     Raises:
         BuildError: they differ.
     """
-    path = staging / _OPTIONS_FILE
+    path = staging / OPTIONS_FILE
     if not path.exists():
         write_text(path, json.dumps(wanted | {"listing": listing}, indent=1))
         return
     out = staging.parent
+    remove = remove or out
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise BuildError(f"{path}: cannot be read ({one_line(error)}); remove {out} and build again") from None
+        raise BuildError(f"{path}: cannot be read ({one_line(error)}); remove {remove} and run the command again") from None
     other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
         raise BuildError(
-            f"{out}: contains an unfinished build with other options ({other}); repeat that command, or remove the folder"
+            f"{out}: contains an unfinished {work} with other options ({other}); repeat that command, or remove {remove}"
         )
     if found["listing"] != listing:
-        raise BuildError(f"{out}: the input has changed since this build started; remove the folder and build again")
+        raise BuildError(f"{out}: the input has changed since this {work} started; remove {remove} and run the command again")
 
 
 def has_begun(staging: Path) -> bool:
     """Whether there is an unfinished build to resume."""
-    return (staging / _OPTIONS_FILE).exists()
+    return (staging / OPTIONS_FILE).exists()
 
 
 def remove_temporary_files(out: Path) -> None:

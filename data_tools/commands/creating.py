@@ -1,4 +1,4 @@
-"""Commands that make datasets: synth, download, build, convert."""
+"""Commands that make datasets or add to them: synth, download, build, add, convert."""
 
 import argparse
 from dataclasses import replace
@@ -80,8 +80,6 @@ def _download(options: argparse.Namespace) -> int:
 
 def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     """Adds ``ecg-data build``."""
-    from data_tools.sources import SOURCES
-
     command = add_command(
         commands,
         "build",
@@ -90,19 +88,10 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         " A build needs twice the size of the dataset on disk: 240 kB per 10 s of ECG.",
         "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
     )
-    command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
-    command.add_argument(
-        "inputs",
-        metavar="IN",
-        type=Path,
-        nargs="+",
-        help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
-    )
+    _add_inputs(command)
     command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the dataset")
     _add_format(command, "format of the shards: tar (uncompressed) or zarr (a third of the size); default: tar", default="tar")
-    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
-    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
-    command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
+    _add_workers(command)
     command.add_argument("--seed", type=int, default=0, metavar="S", help="seed for the split and the shuffle (default: 0)")
     command.add_argument(
         "--crops-per-shard",
@@ -120,16 +109,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     )
     command.add_argument("--splits", metavar="PLAN", help="also make a plan, as `ecg-data split` does: paper, random or kfold")
     add_patients(command)
-    command.add_argument(
-        "--accept",
-        action="append",
-        choices=["links", "checksums", "sampling-rates", "gaps"],
-        default=[],
-        metavar="WHAT",
-        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums),"
-        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples,"
-        " which are interpolated (gaps); may be repeated",
-    )
+    _add_accept(command)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -143,8 +123,7 @@ def _build(options: argparse.Namespace) -> int:
         if plan is None:
             raise ValueError("--patients applies only with --splits; add --splits paper or drop --patients")
         read_patients(options.patients)  # reports mistakes before anything slow
-    if options.workers is not None and options.scheduler is not None:
-        raise ValueError("--workers and --scheduler cannot be combined: a scheduler has its own workers")
+    _check_workers(options)
     what = BuildOptions(
         source=options.source,
         inputs=tuple(options.inputs),
@@ -164,6 +143,79 @@ def _build(options: argparse.Namespace) -> int:
         if plan is not None:
             print_plans(out, plan, options)
     return 0
+
+
+def add_add(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data add``."""
+    command = add_command(
+        commands,
+        "add",
+        _add,
+        "Add more recordings to a dataset as new shards, with the options of its build. Recordings that it has are skipped, and"
+        " patients whom it has stay in their split. The same command resumes an interrupted addition.",
+        "ecg-data add datasets/two physionet2021 training/ningbo",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder")
+    _add_inputs(command)
+    _add_workers(command)
+    _add_accept(command)
+
+
+def _add(options: argparse.Namespace) -> int:
+    from data_tools.build.adding import Addition, add_recordings
+
+    _check_workers(options)
+    if url_of(options.dataset) is not None:
+        raise ValueError(
+            f"{options.dataset}: recordings can be added only to a dataset in a folder; copy it with `ecg-data convert`, add to"
+            " the copy, and convert that to a new URL"
+        )
+    addition = Addition(options.source, tuple(options.inputs), options.limit, frozenset(options.accept))
+    summary = add_recordings(options.dataset, addition, num_workers=options.workers, scheduler=options.scheduler)
+    print_line(str(summary))
+    if summary.num_crops and summary.plans:
+        print_line(
+            f"{options.dataset}: the new crops are in no split of the plans {', '.join(summary.plans)} until `ecg-data split`"
+            " makes them again, which may move patients to other splits"
+        )
+    return 0
+
+
+def _add_inputs(command: Parser) -> None:
+    from data_tools.sources import SOURCES
+
+    command.add_argument("source", metavar="SOURCE", help=f"corpus: {', '.join(SOURCES)}")
+    command.add_argument(
+        "inputs",
+        metavar="IN",
+        type=Path,
+        nargs="+",
+        help="folder that contains recordings, at any depth; for hdf5 and numpy a file with the layout of the arrays",
+    )
+
+
+def _add_workers(command: Parser) -> None:
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
+    command.add_argument("--scheduler", metavar="ADDRESS", help="run on the workers of this Dask scheduler (shared storage)")
+    command.add_argument("--limit", type=int, metavar="N", help="use only the first N recordings")
+
+
+def _check_workers(options: argparse.Namespace) -> None:
+    if options.workers is not None and options.scheduler is not None:
+        raise ValueError("--workers and --scheduler cannot be combined: a scheduler has its own workers")
+
+
+def _add_accept(command: Parser) -> None:
+    command.add_argument(
+        "--accept",
+        action="append",
+        choices=["links", "checksums", "sampling-rates", "gaps"],
+        default=[],
+        metavar="WHAT",
+        help="also use recordings behind links that lead out of the input folders (links), with wrong checksums (checksums),"
+        " with sampling rates below 50 or above 20,000 Hz (sampling-rates), or with gaps of up to 0.1 s without valid samples,"
+        " which are interpolated (gaps); may be repeated",
+    )
 
 
 def _add_format(command: Parser, description: str, *, default: str | None) -> None:

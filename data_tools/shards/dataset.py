@@ -3,6 +3,7 @@
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from data_tools.remote.dataset_files import find_remote, local_shard, open_locat
 from data_tools.remote.locations import display
 from data_tools.remote.options import CacheOptions
 from data_tools.shards.manifest import (
+    MANIFEST_FILE,
+    NEW_FILES_FOLDER,
     REJECTED_FILE,
     SAMPLES_FILE,
     DatasetError,
@@ -58,6 +61,8 @@ class Dataset:
         manifest = read_manifest(folder)
         problems = find_listing_problems(folder, manifest)
         if problems:
+            if (folder / NEW_FILES_FOLDER / MANIFEST_FILE).exists():
+                raise DatasetError(f"{folder}: `ecg-data add` was interrupted while it moved new files here; run it again")
             more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
             raise DatasetError(f"{display(folder)}: {problems[0]}{more}; run `ecg-data verify {display(folder)}`")
         return cls(folder, manifest)
@@ -101,7 +106,7 @@ class Dataset:
             DatasetError: an unknown split, or a table that cannot be read.
         """
         start = self.first_row(split)
-        yield from read_groups(self.path / SAMPLES_FILE, columns, start, start + self.manifest.counts[split].crops)
+        yield from read_groups(self._samples_file(), columns, start, start + self.manifest.counts[split].crops)
 
     def first_row(self, split: str) -> int:
         """Returns the row of samples.parquet at which a split begins.
@@ -132,7 +137,7 @@ class Dataset:
             DatasetError: no such key, or the shard does not contain the crop that the table describes.
         """
         position = self._find_key(key)
-        (row,) = read_groups(self.path / SAMPLES_FILE, None, position, position + 1)
+        (row,) = read_groups(self._samples_file(), None, position, position + 1)
         return self.open_store().read_rows(row)[0], row.to_pylist()[0]
 
     def open_store(self, splits: Sequence[str] | None = None) -> ShardStore:
@@ -155,7 +160,7 @@ class Dataset:
         """
         found: dict[int, str] = {}
         start = 0
-        for table in read_groups(self.path / SAMPLES_FILE, ["key"]):
+        for table in read_groups(self._samples_file(), ["key"]):
             own = rows[(rows >= start) & (rows < start + len(table))]
             found.update(zip(own.tolist(), table["key"].take(own - start).to_pylist(), strict=True))
             start += len(table)
@@ -168,7 +173,7 @@ class Dataset:
             DatasetError: the table cannot be read.
         """
         digest = hashlib.sha256()
-        for table in read_groups(self.path / SAMPLES_FILE, ["split", "key", "signal_hash"]):
+        for table in read_groups(self._samples_file(), ["split", "key", "signal_hash"]):
             lines = pc.binary_join_element_wise(*table.columns, " ").to_pylist()
             digest.update("".join(f"{line}\n" for line in lines).encode())
         return digest.hexdigest()
@@ -188,6 +193,14 @@ class Dataset:
                 problems.append(check_file(folder, shard.file, shard, content=True))
         return [problem for problem in problems if problem is not None]
 
+    def _samples_file(self) -> Path:
+        """Returns the path of samples.parquet, whose rows must be those that were there when the dataset was opened."""
+        path = self.path / SAMPLES_FILE
+        with suppress(OSError):
+            if path.stat().st_size != self.manifest.tables[SAMPLES_FILE].size:
+                raise DatasetError(f"{self.location}: {SAMPLES_FILE} was replaced, perhaps by `ecg-data add`; start again")
+        return path
+
     def _check_split(self, split: str) -> None:
         if split not in self.manifest.counts:
             raise DatasetError(f"{self.location}: no split '{split}'; available: {', '.join(self.splits)}")
@@ -195,7 +208,7 @@ class Dataset:
     def _find_key(self, key: str) -> int:
         """Returns the row number of a crop in samples.parquet."""
         start, example = 0, ""
-        for table in read_groups(self.path / SAMPLES_FILE, ["key"]):
+        for table in read_groups(self._samples_file(), ["key"]):
             place: int = pc.index(table["key"], key).as_py()
             if place >= 0:
                 return start + place

@@ -1,9 +1,10 @@
 """Stores crops in zarr v3 arrays, one array per split, compressed.
 
 ``zarr/SPLIT`` is an array int16 [crops, 12, 5000] that any zarr library can open. What is added later is an array of its own,
-``zarr/SPLIT-NUMBER`` with the number of its first shard, because in an array all shards but the last are full. Its shards are our shards, and each inner
-chunk is one crop with a CRC, so a single crop can be read and checked. Shards are written and read here, without the library:
-to decode one crop takes a single read and a call that holds no Python lock, several times as fast.
+``zarr/SPLIT-NUMBER`` with the number of its first shard, because in an array all shards but the last are full. The shards of
+an array are our shards, and each inner chunk is one crop with a CRC, so a single crop can be read and checked. Shards are
+written and read here, without the library: to decode one crop takes a single read and a call that holds no Python lock,
+several times as fast.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html describes a shard: the chunks, then offset
 and length of each in bytes (both 2**64 - 1 for those left out), then the CRC of these numbers.
