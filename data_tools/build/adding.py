@@ -279,11 +279,12 @@ def _publish(folder: Path) -> None:
     manifest = Manifest.model_validate_json((new / MANIFEST_FILE).read_bytes())
     paths = [path for path in new.rglob("*") if path.is_file() and path.name != MANIFEST_FILE]
     # The tables after the shards that they describe.
-    for path in sorted(paths, key=lambda path: path.parent == new):
+    for path in sorted(paths, key=lambda path: (path.parent == new, path)):
         target = folder / path.relative_to(new)
         target.parent.mkdir(parents=True, exist_ok=True)
         path.replace(target)
-        sync(target.parent)
+    for name in {parent for shard in manifest.shards for parent in Path(shard.file).parents}:
+        sync(folder / name)
     (new / MANIFEST_FILE).replace(folder / MANIFEST_FILE)
     sync(folder)
     plans = None if manifest.splits is None else manifest.splits.file

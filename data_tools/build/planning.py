@@ -38,17 +38,36 @@ _FIND_REPEATS = """
     SELECT position, recording, patient, original_recording, original_patient
     FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
 """
-_FIND_LINKS = """
-    SELECT patient, original_patient FROM repeats WHERE patient <> original_patient
-    UNION SELECT patient, known_patient FROM known_repeats WHERE patient <> known_patient ORDER BY ALL
+# The patients of the input, and those who share signals with them, who are in the dataset.
+_FIND_KNOWN_PATIENTS = """
+    CREATE TABLE known_patients AS
+    SELECT DISTINCT patient, is_valid FROM known
+    SEMI JOIN (SELECT patient FROM crops UNION SELECT known_patient AS patient FROM known_repeats) USING (patient)
 """
-# The splits of those patients in the input, or linked to them, who are in the dataset; a group of linked ones may be in both.
+_FIND_LINKS = """
+    CREATE TABLE links AS
+    SELECT patient, original_patient AS other FROM repeats WHERE patient <> original_patient
+    UNION SELECT patient, known_patient FROM known_repeats WHERE patient <> known_patient
+"""
+_FIND_LINKS_OF_NEW = """
+    SELECT patient, other FROM links
+    WHERE patient NOT IN (SELECT patient FROM known_patients) AND other NOT IN (SELECT patient FROM known_patients) ORDER BY ALL
+"""
+# The splits that follow from the dataset: for its patients, and for groups of new ones from the patients they are linked to.
 _FIND_SETTLED = """
     CREATE TABLE settled AS
-    SELECT coalesce(representative, patient) AS representative, bool_and(is_valid) AS is_valid,
-        bool_and(is_valid) <> bool_or(is_valid) AS is_in_both
-    FROM known SEMI JOIN (SELECT patient FROM crops UNION SELECT patient FROM linked) USING (patient)
-    LEFT JOIN linked USING (patient) GROUP BY ALL
+    WITH neighbors AS (
+        SELECT patient, other FROM links UNION SELECT other, patient FROM links
+    ), splits AS (
+        SELECT patient AS representative, is_valid FROM known_patients
+        UNION ALL
+        SELECT coalesce(linked.representative, neighbors.patient), is_valid
+        FROM neighbors JOIN known_patients ON other = known_patients.patient
+        LEFT JOIN linked ON linked.patient = neighbors.patient
+        WHERE neighbors.patient NOT IN (SELECT patient FROM known_patients)
+    )
+    SELECT representative, bool_and(is_valid) AS is_valid, bool_and(is_valid) <> bool_or(is_valid) AS is_in_both
+    FROM splits GROUP BY ALL
 """
 _FIND_NEW = """
     CREATE VIEW new AS
@@ -136,7 +155,8 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float, known: Know
     """Plans a build or an addition from the indexes of its chunks.
 
     A signal that occurs twice is used once. Two patients with the same signal are one person under two names, or one
-    recording in two corpora: all of their crops go to the same split. Patients in the dataset stay in their split.
+    recording in two corpora: all of their crops go to the same split. Patients in the dataset stay in their split, and those
+    who share signals with them follow.
 
     Args:
         staging: folder of the staged chunks, and of scratch files.
@@ -159,7 +179,9 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float, known: Know
         database.execute(_FIND_KNOWN_REPEATS)
         database.execute(_FIND_REPEATED_SIGNALS)
         database.execute(_FIND_REPEATS)
-        links = database.execute(_FIND_LINKS).fetchnumpy()
+        database.execute(_FIND_KNOWN_PATIENTS)
+        database.execute(_FIND_LINKS)
+        links = database.execute(_FIND_LINKS_OF_NEW).fetchnumpy()
         patients, representatives = find_representatives(np.column_stack(list(links.values())))
         columns = {"patient": to_arrow(patients), "representative": to_arrow(representatives)}
         database.register("representatives", pa.table(columns))

@@ -3,13 +3,17 @@
 import math
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import numpy as np
+import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from data_tools.build.known_crops import KNOWN_SCHEMA, KnownCrops
 from data_tools.build.planning import make_plan
 from data_tools.build.staging import INDEX_DTYPE, index_path
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
@@ -99,3 +103,72 @@ def test_a_plan_is_the_one_made_in_memory(chunks: list[NDArray[np.void]], fracti
             num_used = num_staged - Counter(recording for recording, _ in repeats)
             assert list(plan.num_used()) == sorted(num_used.items())
         assert len(list(folder.iterdir())) == num_files
+
+
+class KnownInMemory:
+    """Crops (number of the signal, patient, whether in the validation split) as those of a dataset."""
+
+    def __init__(self, crops: list[tuple[int, int, bool]]) -> None:
+        self.crops = crops
+        self.num_crops = len(crops)
+        valid = {patient for _, patient, is_valid in crops if is_valid}
+        self.num_patients = {"pretrain": len({patient for _, patient, _ in crops} - valid), "valid": len(valid)}
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        signals = [np.frombuffer(signal(number), np.uint64).tolist() for number, _, _ in self.crops]
+        rows = [
+            {"signal_low": low, "signal_high": high, "patient": patient, "is_valid": is_valid, "row": row}
+            for row, ((low, high), (_, patient, is_valid)) in enumerate(zip(signals, self.crops, strict=True))
+        ]
+        yield pa.RecordBatch.from_pylist(rows, KNOWN_SCHEMA)
+
+
+@st.composite
+def known_crops(draw: st.DrawFn) -> KnownInMemory:
+    """Crops of patients, some of whom occur in the input, too, each in one split; each signal occurs once."""
+    is_valid = {patient: draw(st.booleans()) for patient in (0, 1, 2**64 - 1, 100, 101)}
+    numbers = draw(st.lists(st.integers(0, 30), unique=True, max_size=10))
+    patients = [draw(st.sampled_from(sorted(is_valid))) for _ in numbers]
+    return KnownInMemory([(number, patient, is_valid[patient]) for number, patient in zip(numbers, patients, strict=True)])
+
+
+@settings(max_examples=50)
+@given(chunks=staged(), known=known_crops(), fraction=st.floats(0, 0.9))
+def test_an_addition_keeps_signals_unique_and_patients_in_one_split(
+    chunks: list[NDArray[np.void]], known: KnownInMemory, fraction: float
+) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        for number, index in enumerate(chunks):
+            np.save(index_path(Path(name), number), index)
+        with make_plan(Path(name), len(chunks), fraction, cast("KnownCrops", known)) as plan:
+            places = {split: np.concatenate([np.empty((0, 3), int), *plan.places(split, 5)]) for split in ("pretrain", "valid")}
+            counts = plan.counts
+            in_both = dict(plan.in_both_splits())
+    rows = {
+        split: [chunks[chunk][chunks[chunk]["offset"] == offset][0] for chunk, offset, _ in own.tolist()]
+        for split, own in places.items()
+    }
+    used = [row["signal"].tobytes() for own in rows.values() for row in own]
+    known_signals = {signal(number) for number, _, _ in known.crops}
+    assert len(set(used)) == len(used)
+    assert not known_signals & set(used)
+    staged_rows = [row for index in chunks for row in index]
+    distinct = {row["signal"].tobytes() for row in staged_rows} - known_signals
+    assert len(distinct) == len(used) + sum(in_both.values())
+    # A patient of the dataset stays; others follow those with whom they share a signal, unless these are in both splits.
+    splits = {patient: is_valid for _, patient, is_valid in known.crops}
+    used_splits = {int(row["patient"]): split == "valid" for split, own in rows.items() for row in own}
+    assert all(splits.get(patient, is_valid) == is_valid for patient, is_valid in used_splits.items())
+    owners: dict[bytes, set[int]] = {}
+    for content, patient in [(signal(number), patient) for number, patient, _ in known.crops] + [
+        (row["signal"].tobytes(), int(row["patient"])) for row in staged_rows
+    ]:
+        owners.setdefault(content, set()).add(patient)
+    for patients in owners.values():
+        new = [used_splits[patient] for patient in patients if patient in used_splits and patient not in splits]
+        old = [splits[patient] for patient in patients if patient in splits]
+        assert len(set(new)) <= 1
+        assert not new or not old or set(old) == set(new)
+    if not in_both:
+        assert len(used_splits) == sum(own.patients for own in counts.values()) + len(splits.keys() & used_splits.keys())
+    assert sum(own.crops for own in counts.values()) == len(used)
