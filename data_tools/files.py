@@ -15,8 +15,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
     The data is on disk before the file gets its name, so neither a killed process nor a power cut leaves a torn file.
     """
-    # The process id keeps two writers of the same file apart, such as a killed build's last worker and its successor.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Machine and process keep two writers of the same file apart, such as a worker that was given up and its successor.
+    temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:
             yield file

@@ -30,6 +30,9 @@ class Workers:
         scheduler: address of a running Dask scheduler to use instead, such as ``tcp://10.0.0.1:8786``. Its workers must
             have this package and see the same paths.
 
+    Attributes:
+        num_workers: number of workers; with a scheduler, known after entering.
+
     Raises:
         ValueError: on entering, if the scheduler does not answer or has no workers.
     """
@@ -37,7 +40,7 @@ class Workers:
     def __init__(self, num_workers: int | None = None, scheduler: str | None = None) -> None:
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"the number of workers must be at least 1, got {num_workers}")
-        self._num_workers = num_workers or max(2, len(os.sched_getaffinity(0)))
+        self.num_workers = num_workers or max(2, len(os.sched_getaffinity(0)))
         self._scheduler = scheduler
         self._stack = ExitStack()
         self._pool: ProcessPool | None = None
@@ -46,8 +49,8 @@ class Workers:
     def __enter__(self) -> Self:
         if self._scheduler is not None:
             self._enter_dask(self._scheduler)
-        elif self._num_workers > 1:
-            self._pool = self._stack.enter_context(closing(ProcessPool(self._num_workers)))
+        elif self.num_workers > 1:
+            self._pool = self._stack.enter_context(closing(ProcessPool(self.num_workers)))
         return self
 
     def _enter_dask(self, scheduler: str) -> None:
@@ -74,8 +77,8 @@ class Workers:
         except (OSError, ValueError, TypeError, ImportError) as error:
             reason = one_line(error)
             raise ValueError(f"no Dask scheduler at {scheduler} ({reason}); start one, or drop --scheduler") from None
-        self._num_workers = sum(self._client.nthreads().values())
-        if not self._num_workers:
+        self.num_workers = sum(self._client.nthreads().values())
+        if not self.num_workers:
             raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")
         # A worker that cannot unpickle a task does not answer, and would be waited for forever.
         own = version("ecg-engine")
@@ -93,7 +96,7 @@ class Workers:
         of a task is raised here and cancels the others.
 
         Raises:
-            RuntimeError: a worker died repeatedly.
+            RuntimeError: a worker died repeatedly, or the scheduler is gone.
         """
         if self._client is None:
             yield from self._pool.map_unordered(function, tasks) if self._pool else map(function, tasks)
@@ -105,13 +108,17 @@ class Workers:
             for task in tasks:
                 running.add(self._client.submit(function, task, pure=False, retries=0))
                 num_running += 1
-                if num_running >= _TASKS_PER_WORKER * self._num_workers:
+                if num_running >= _TASKS_PER_WORKER * self.num_workers:
                     yield next(running).result()
                     num_running -= 1
             for future in running:
                 yield future.result()
         except distributed.KilledWorker:
             raise RuntimeError("a worker process died repeatedly, perhaps out of memory; use fewer workers") from None
+        except (distributed.client.FutureCancelledError, distributed.comm.CommClosedError):
+            raise RuntimeError(
+                f"lost the Dask scheduler at {self._scheduler}; finished work is kept: start it, and run the same command again"
+            ) from None
 
 
 async def _probe_scheduler(distributed: Any, scheduler: str) -> None:
