@@ -21,15 +21,35 @@ _Result = TypeVar("_Result")
 _SECONDS_PER_PART = 600.0
 # A block of twelve leads at 20 kHz takes 1.7 GB.
 _MEMORY_BYTES = 4 << 30
+_NO_PART = -1
 
 _context = multiprocessing.get_context("spawn")
-_parent: "Connection[Any, Any] | None" = None  # in a worker process, where it reports to
+_current: "_CurrentPart | None" = None  # in a worker process, that which its parent reads
 
 
 def begin_part(number: int | None) -> None:
     """Tells the pool, if this is one of its processes, which part of its task comes next; None for what belongs to no part."""
-    if _parent is not None:
-        _parent.send(("part", number))
+    if _current is not None:
+        _current.begin(number)
+
+
+class _CurrentPart:
+    """The part that a worker process works on, in memory shared with its parent, which a message per part would keep busy."""
+
+    def __init__(self) -> None:
+        self._since = _context.RawValue("d", 0.0)
+        self._number = _context.RawValue("q", _NO_PART)
+
+    def begin(self, number: int | None) -> None:
+        self._since.value = time.monotonic()  # first, so that the parent never sees a part with the time of another before it
+        self._number.value = _NO_PART if number is None else number
+
+    @property
+    def number(self) -> int | None:
+        return None if self._number.value == _NO_PART else int(self._number.value)
+
+    def is_late(self) -> bool:
+        return self.number is not None and time.monotonic() - float(self._since.value) > _SECONDS_PER_PART
 
 
 @dataclass
@@ -45,27 +65,21 @@ class _Worker:
 
     def __init__(self) -> None:
         self.connection, theirs = _context.Pipe()
-        self._process = _context.Process(target=_work, args=(theirs,), daemon=True)
+        self.part = _CurrentPart()
+        self._process = _context.Process(target=_work, args=(theirs, self.part), daemon=True)
         with _ignore_interrupts():
             self._process.start()
         theirs.close()
         self.attempt: _Attempt | None = None
-        self.part: int | None = None
-        self._since = 0.0
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
     def begin(self, function: Callable[[Any], Any], attempt: _Attempt) -> None:
-        self.attempt, self.part = attempt, None
+        self.attempt = attempt
+        self.part.begin(None)
         with suppress(OSError):  # if the process has died, reading from it will say so
             self.connection.send((function, attempt.task))
-
-    def begin_part(self, part: int | None) -> None:
-        self.part, self._since = part, time.monotonic()
-
-    def is_late(self) -> bool:
-        return self.part is not None and time.monotonic() - self._since > _SECONDS_PER_PART
 
     def end(self) -> str:
         """Ends the process; returns how it ended."""
@@ -113,21 +127,18 @@ class ProcessPool:
                 for worker in list(self._busy):
                     if worker.connection in ready:
                         yield from self._receive(worker, again)
-                    elif worker.is_late():
+                    elif worker.part.is_late():
                         again.append(self._give_up(worker, f"took longer than {_SECONDS_PER_PART:g} s"))
         finally:  # what is still being done is of no use any more
             while self._busy:
                 self._busy.pop().end()
 
     def _receive(self, worker: _Worker, again: deque[_Attempt]) -> Iterator[Any]:
-        """Reads a message; yields the result if it is one."""
+        """Yields the result of a worker, or raises its error; if it has died, its task waits for another one."""
         try:
             kind, value = worker.connection.recv()
         except (EOFError, OSError):
             again.append(self._give_up(worker, "the process that read it ended"))
-            return
-        if kind == "part":
-            worker.begin_part(value)
             return
         self._busy.remove(worker)
         self._idle.append(worker)
@@ -138,7 +149,7 @@ class ProcessPool:
     def _give_up(self, worker: _Worker, problem: str) -> _Attempt:
         """Ends a worker; returns the attempt for the next one, without the part if it was the second time."""
         self._busy.remove(worker)
-        how, attempt, part = worker.end(), worker.attempt, worker.part
+        how, attempt, part = worker.end(), worker.attempt, worker.part.number
         assert attempt is not None
         if part not in attempt.deaths:
             attempt.deaths.add(part)
@@ -149,10 +160,10 @@ class ProcessPool:
         return attempt
 
 
-def _work(connection: "Connection[Any, Any]") -> None:
+def _work(connection: "Connection[Any, Any]", part: _CurrentPart) -> None:
     """Runs in a worker process until its parent ends."""
-    global _parent  # noqa: PLW0603 -- set once, before any task
-    _parent = connection
+    global _current  # noqa: PLW0603 -- set once, before any task
+    _current = part
     _limit_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError):
