@@ -6,6 +6,7 @@ Without --input, a cohort is simulated first. Each repeat builds the whole datas
 workers to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one core. The
 candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range.
 Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly depend on other load.
+Starting worker processes takes about a second, so several workers need ten seconds of work or more to show their speed.
 """
 
 import argparse
@@ -54,7 +55,7 @@ def parse_arguments() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, metavar="DIR", help="folder of recordings (default: simulate a cohort)")
-    parser.add_argument("--patients", type=int, default=1000, metavar="N", help="simulated patients (default: %(default)s)")
+    parser.add_argument("--patients", type=int, default=3000, metavar="N", help="simulated patients (default: %(default)s)")
     parser.add_argument(
         "--workers", type=int, nargs="+", default=[1, os.cpu_count() or 1], metavar="N", help="numbers of workers to compare"
     )
