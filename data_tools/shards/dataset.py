@@ -195,9 +195,9 @@ class Dataset:
 
     def _samples_file(self) -> Path:
         """Returns the path of samples.parquet, whose rows must be those that were there when the dataset was opened."""
-        path = self.path / SAMPLES_FILE
-        with suppress(OSError):
-            if path.stat().st_size != self.manifest.tables[SAMPLES_FILE].size:
+        path, info = self.path / SAMPLES_FILE, self.manifest.tables.get(SAMPLES_FILE)
+        with suppress(FileNotFoundError):
+            if info is not None and path.stat().st_size != info.size:
                 raise DatasetError(f"{self.location}: {SAMPLES_FILE} was replaced, perhaps by `ecg-data add`; start again")
         return path
 

@@ -280,7 +280,7 @@ def _read_metadata(dataset: Path, shard: ShardInfo) -> tuple[int, _Compression]:
     Raises:
         ShardError: zarr.json is missing or not one that :func:`_array_metadata` returns.
     """
-    name = f"{shard.file.rpartition('/')[0]}/{_METADATA_FILE}"
+    name = (Path(shard.file).parent / _METADATA_FILE).as_posix()
     try:
         found = json.loads((dataset / name).read_bytes())
         num_crops, capacity = int(found["shape"][0]), int(found["chunk_grid"]["configuration"]["chunk_shape"][0])
