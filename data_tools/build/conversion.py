@@ -21,6 +21,7 @@ from data_tools.remote.locations import display
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
+    QUALITY_FILE,
     REJECTED_FILE,
     SAMPLES_FILE,
     DatasetError,
@@ -86,7 +87,8 @@ def convert_dataset(
         with Workers(num_workers) as workers:
             infos = write_shards(shards, tasks, _convert_shard, workers)
         write_samples(shards)
-        for name in (REJECTED_FILE, *([] if manifest.splits is None else [manifest.splits.file])):
+        copied = [name for name in (REJECTED_FILE, QUALITY_FILE) if name in manifest.tables]
+        for name in (*copied, *([] if manifest.splits is None else [manifest.splits.file])):
             with atomic_write(out / name) as file:
                 file.write((dataset.path / name).read_bytes())
         changes = {

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from data_tools.leads import LEADS
 from data_tools.quality import NAN, TOO_SHORT, assess, has_nan
+from data_tools.quality.table import QualityLog
 from data_tools.recording import CROP_SAMPLES, Recording, RecordingError
 from data_tools.signal_ops import blocks, crops, pad_crop, to_microvolts
 from data_tools.sources.protocol import RecordingFile, Source
@@ -66,19 +67,25 @@ def crop_key(recording: Recording, crop: UsableCrop) -> str:
     return f"{key_prefix(recording.source, recording.name)}-{crop.start}"
 
 
-def usable_crops(source: Source, file: RecordingFile, skip_reasons: SkipReasons) -> Iterator[tuple[Recording, UsableCrop]]:
+def usable_crops(
+    source: Source, file: RecordingFile, skip_reasons: SkipReasons, quality: QualityLog | None = None
+) -> Iterator[tuple[Recording, UsableCrop]]:
     """Yields the usable crops of a recording and counts the others in ``skip_reasons``.
 
-    Errors of reading become skip reasons. Errors of the consumer, which writes, do not reach this generator.
+    With ``quality``, crops beyond its limits are skipped too. Errors of reading become skip reasons. Errors of the consumer,
+    which writes, do not reach this generator.
     """
     try:
         recording = source.open(file)
-        lead_rows = [LEADS.index(lead) for lead in recording.leads]
+        lead_rows = sorted(LEADS.index(lead) for lead in recording.leads)
         num_crops = 0
         for block_start, block in blocks(recording):
             for start, crop in crops(block):
                 num_crops += 1
-                usable = _make_crop(block_start + start, crop, sorted(lead_rows))
+                usable = _make_crop(block_start + start, crop, lead_rows)
+                if quality is not None:
+                    unusable = usable if isinstance(usable, str) else None
+                    usable = quality.judge(recording, block_start + start, crop, lead_rows, unusable) or usable
                 if isinstance(usable, str):
                     skip_reasons.crops[usable] += 1
                 else:

@@ -5,6 +5,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data_tools.quality.limits import QualityLimits
 from data_tools.shards.manifest import Encoding
 from data_tools.shards.stores import STORES
 from data_tools.sources import Acceptable, check_source
@@ -31,6 +32,7 @@ class BuildOptions:
         format: format of the shards.
         compression: name of their compression; None for the format's default, which is none in tar.
         accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
+        quality: limits of the quality of crops; None: it is not measured.
     """
 
     source: str
@@ -42,6 +44,7 @@ class BuildOptions:
     format: Encoding = "tar"
     compression: str | None = None
     accept: frozenset[Acceptable] = frozenset()
+    quality: QualityLimits | None = None
 
     def __post_init__(self) -> None:
         check_source(self.source)
@@ -58,7 +61,8 @@ class BuildOptions:
         names = ("limit", "seed", "crops_per_shard", "valid_fraction")
         options = {name: getattr(self, name) for name in names}
         options = {"inputs": [str(path) for path in self.inputs]} | options | format_options(self.format, self.compression)
-        return options | ({"accept": sorted(self.accept)} if self.accept else {})
+        options |= {"accept": sorted(self.accept)} if self.accept else {}
+        return options | ({} if self.quality is None else {"quality": self.quality.model_dump(mode="json")})
 
 
 def choose_compression(encoding: Encoding, compression: str | None) -> str | None:

@@ -31,13 +31,15 @@ from data_tools.build.sharding import (
     write_shards,
     write_staged_shard,
 )
-from data_tools.build.staging import ChunkTask, index_path, make_chunks, stage_chunk
+from data_tools.build.staging import ChunkTask, index_path, make_chunks, quality_path, stage_chunk
 from data_tools.build.summary import BuildSummary, by_reason
 from data_tools.build.workers import Workers
 from data_tools.files import sync
+from data_tools.quality.table import QUALITY_SCHEMA, merge_quality
 from data_tools.remote.locations import display
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
+    QUALITY_FILE,
     REJECTED_FILE,
     BuildInfo,
     Manifest,
@@ -105,6 +107,9 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
             infos = write_shards(shards, make_shard_tasks(plan, shards), write_staged_shard, workers)
             write_samples(shards)
             write_groups(out / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rejected))
+            if options.quality is not None:
+                parts = (quality_path(staging, chunk) for chunk in range(num_chunks))
+                write_groups(out / QUALITY_FILE, QUALITY_SCHEMA, merge_quality(parts))
     state.remove_temporary_files(out)
     manifest = Manifest(
         encoding=options.format,

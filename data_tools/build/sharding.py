@@ -20,7 +20,7 @@ from data_tools.build.planning import Plan
 from data_tools.build.staging import crops_path
 from data_tools.build.workers import Workers
 from data_tools.files import atomic_write, hash_file, sync
-from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE, Encoding, FileInfo, ShardInfo
+from data_tools.shards.manifest import QUALITY_FILE, REJECTED_FILE, SAMPLES_FILE, Encoding, FileInfo, ShardInfo
 from data_tools.shards.store import ShardOptions, StoredCrop
 from data_tools.shards.stores import STORES
 from data_tools.shards.tables import SAMPLES_SCHEMA, samples_table, write_groups
@@ -126,9 +126,8 @@ def write_arrays(shards: Sequence[ShardId], infos: Sequence[ShardInfo]) -> dict[
 
 def describe_tables(out: Path) -> dict[str, FileInfo]:
     """Returns the size and hash of each table."""
-    return {
-        name: FileInfo(size=(out / name).stat().st_size, sha256=hash_file(out / name)) for name in (SAMPLES_FILE, REJECTED_FILE)
-    }
+    names = [name for name in (SAMPLES_FILE, REJECTED_FILE, QUALITY_FILE) if (out / name).exists()]
+    return {name: FileInfo(size=(out / name).stat().st_size, sha256=hash_file(out / name)) for name in names}
 
 
 def _entry_path(shard: ShardId) -> Path:

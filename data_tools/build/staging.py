@@ -19,6 +19,7 @@ from data_tools.build.options import BuildOptions
 from data_tools.build.processes import begin_part
 from data_tools.files import atomic_write
 from data_tools.leads import LEADS
+from data_tools.quality.table import QualityLog
 from data_tools.recording import Recording
 from data_tools.signal_ops import hash_signal
 from data_tools.sources import make_source
@@ -71,6 +72,11 @@ def crops_path(folder: Path, number: int) -> Path:
     return folder / f"chunk-{number:06d}.crops"
 
 
+def quality_path(folder: Path, number: int) -> Path:
+    """Path of a chunk's rows of quality.parquet."""
+    return folder / f"chunk-{number:06d}.quality"
+
+
 def index_path(folder: Path, number: int) -> Path:
     """Path of a chunk's index."""
     return folder / f"chunk-{number:06d}.npy"
@@ -94,6 +100,7 @@ def stage_chunk(task: ChunkTask) -> int:
     source = make_source(options.source, options.inputs, options.accept)
     rows: list[tuple[Any, ...]] = []
     notes: list[Note] = []
+    quality = None if options.quality is None else QualityLog(options.quality)
     with atomic_write(crops_path(task.folder, task.number)) as file:
         for number, recording_file in task.recordings:
             if number in task.rejected:
@@ -102,7 +109,7 @@ def stage_chunk(task: ChunkTask) -> int:
             begin_part(number)
             num_before = len(rows)
             skip_reasons, description_notes = SkipReasons(), []
-            for recording, crop in usable_crops(source, recording_file, skip_reasons):
+            for recording, crop in usable_crops(source, recording_file, skip_reasons, quality):
                 rows.append(_write_crop(file, recording, crop, number, options.seed))
                 description_notes = list(recording.notes)
             notes += [Note(number, reason, True) for reason in skip_reasons.reasons(len(rows) - num_before)]
@@ -110,6 +117,9 @@ def stage_chunk(task: ChunkTask) -> int:
         begin_part(None)
     with atomic_write(notes_path(task.folder, task.number)) as file:
         file.write(json.dumps([[note.recording, note.reason, note.is_skipped] for note in notes]).encode())
+    if quality is not None:
+        with atomic_write(quality_path(task.folder, task.number)) as file:
+            quality.write(file)
     with atomic_write(index_path(task.folder, task.number)) as file:
         np.save(file, np.array(rows, dtype=INDEX_DTYPE))
     return len(task.recordings)

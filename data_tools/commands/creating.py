@@ -110,10 +110,17 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--splits", metavar="PLAN", help="also make a plan, as `ecg-data split` does: paper, random or kfold")
     add_patients(command)
     _add_accept(command)
+    command.add_argument(
+        "--quality",
+        metavar="LIMITS",
+        help="measure the quality of each lead, keep the measures in quality.parquet, and reject crops beyond the limits in a"
+        " YAML file, or beyond the default limits if this is 'default'",
+    )
 
 
 def _build(options: argparse.Namespace) -> int:
     from data_tools.build import BuildOptions, build_dataset
+    from data_tools.quality.limits import read_limits
     from data_tools.remote.upload import output_folder
     from data_tools.splits.cohort import read_patients
     from data_tools.splits.parsing import parse_plan
@@ -134,6 +141,7 @@ def _build(options: argparse.Namespace) -> int:
         accept=frozenset(options.accept),
         format=options.format,
         compression=options.compression,
+        quality=None if options.quality is None else read_limits(options.quality),
     )
     with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:
         summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)

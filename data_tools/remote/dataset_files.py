@@ -21,6 +21,7 @@ from data_tools.remote.options import CacheOptions, cache_options
 from data_tools.remote.pieces import PIECES_FILE, Piece, Pieces
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
+    QUALITY_FILE,
     REJECTED_FILE,
     SAMPLES_FILE,
     DatasetError,
@@ -196,7 +197,7 @@ def _fetch_small_files(bucket: Bucket, content: bytes, folder: Path, options: Ca
 
 
 def _small_files(manifest: Manifest) -> dict[str, FileInfo]:
-    known = (SAMPLES_FILE, REJECTED_FILE, PIECES_FILE)
+    known = (SAMPLES_FILE, REJECTED_FILE, QUALITY_FILE, PIECES_FILE)
     files = {name: info for name, info in manifest.tables.items() if name in known} | manifest.arrays
     return files | ({} if manifest.splits is None else {manifest.splits.file: manifest.splits})
 

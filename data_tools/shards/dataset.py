@@ -20,6 +20,7 @@ from data_tools.remote.options import CacheOptions
 from data_tools.shards.manifest import (
     MANIFEST_FILE,
     NEW_FILES_FOLDER,
+    QUALITY_FILE,
     REJECTED_FILE,
     SAMPLES_FILE,
     DatasetError,
@@ -233,6 +234,8 @@ def find_listing_problems(folder: Path, manifest: Manifest) -> list[str]:
             files[table] = manifest.tables[table]
         else:
             problems.append(f"{table}: not listed in the manifest")
+    if QUALITY_FILE in manifest.tables:
+        files[QUALITY_FILE] = manifest.tables[QUALITY_FILE]
     if manifest.splits is not None:
         files[manifest.splits.file] = manifest.splits
     problems += [problem for name, info in files.items() if (problem := check_file(folder, name, info, content=False))]

@@ -18,6 +18,7 @@ FORMAT_VERSION: Final = 1
 MANIFEST_FILE = "manifest.json"
 SAMPLES_FILE = "samples.parquet"
 REJECTED_FILE = "rejected.parquet"
+QUALITY_FILE = "quality.parquet"  # of builds with --quality only
 # An addition keeps its new files in the folder of the dataset until all of them are written.
 ADDITION_FOLDER = ".add"
 NEW_FILES_FOLDER = f"{ADDITION_FOLDER}/new"

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from data_tools.quality.table import QUALITY_SCHEMA
 from data_tools.remote.bucket import StorageError
 from data_tools.remote.dataset_files import find_remote, local_shard, open_location
 from data_tools.shards.dataset import check_file, find_listing_problems
 from data_tools.shards.manifest import (
+    QUALITY_FILE,
     REJECTED_FILE,
     SAMPLES_FILE,
     DatasetError,
@@ -45,7 +47,11 @@ def verify_dataset(path: str | Path, num_threads: int = 4) -> Iterator[str]:
         yield "manifest.json: the fingerprint does not match the shards"
     yield from _find_strays(folder, manifest)
     yield from _check_arrays(folder, manifest)
-    for name, schema in ((SAMPLES_FILE, SAMPLES_SCHEMA), (REJECTED_FILE, REJECTED_SCHEMA)):
+    for name, schema in (
+        (SAMPLES_FILE, SAMPLES_SCHEMA),
+        (REJECTED_FILE, REJECTED_SCHEMA),
+        (QUALITY_FILE, QUALITY_SCHEMA),
+    ):
         yield from _check_table(folder, manifest, name, schema)
     samples = folder / SAMPLES_FILE
     rows = None

@@ -1,4 +1,9 @@
-"""Quality of a crop: what makes it unusable, and measures of usable ones."""
+"""Quality of a crop: what makes it unusable, and measures of usable ones.
+
+measures.py  measures of each lead, for builds with ``--quality``
+limits.py    limits of these measures, and the verdict on a crop
+table.py     quality.parquet
+"""
 
 import numpy as np
 from numpy.typing import NDArray
