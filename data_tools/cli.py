@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from data_tools.commands.checking import add_duplicates
 from data_tools.commands.creating import add_add, add_build, add_convert, add_download, add_synth
 from data_tools.commands.existing import add_info, add_plot, add_split, add_verify
 from data_tools.commands.shared import Handler
@@ -57,17 +58,18 @@ def _make_parser() -> argparse.ArgumentParser:
     add_split(commands)
     add_verify(commands)
     add_info(commands)
+    add_duplicates(commands)
     add_plot(commands)
     return parser
 
 
 def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
-    where = error.filename or getattr(options, "out", None) or options.dataset
+    where = error.filename or getattr(options, "out", None) or getattr(options, "dataset", None) or options.datasets[0]
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
         advice = dict.fromkeys(("add", "build", "convert", "download"), kept)
-        advice |= dict.fromkeys(("split", "verify", "info"), elsewhere)
+        advice |= dict.fromkeys(("duplicates", "split", "verify", "info"), elsewhere)
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

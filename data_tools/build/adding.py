@@ -198,7 +198,7 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
     own_rejected = staging / REJECTED_FILE
     with pool as workers:
         num_chunks = stage_recordings(options, files, staging, workers)
-        with make_plan(staging, num_chunks, options.valid_fraction, known) as plan:
+        with make_plan(staging, num_chunks, options.valid_fraction, known=known) as plan:
             write_groups(own_rejected, REJECTED_SCHEMA, rejected_tables(rejected_rows(files, plan, staging, num_chunks)))
             plans = tuple(plans_info(dataset).plans)
             summary = AdditionSummary(

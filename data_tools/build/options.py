@@ -1,10 +1,11 @@
 """The options of a build: what decides the bytes of a dataset."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from data_tools.duplicates.hashes import KnownDataset
 from data_tools.quality.limits import QualityLimits
 from data_tools.shards.manifest import Encoding
 from data_tools.shards.stores import STORES
@@ -33,6 +34,7 @@ class BuildOptions:
         compression: name of their compression; None for the format's default, which is none in tar.
         accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
         quality: limits of the quality of crops; None: it is not measured.
+        skip_duplicates_of: datasets whose signals are not used again.
     """
 
     source: str
@@ -45,6 +47,7 @@ class BuildOptions:
     compression: str | None = None
     accept: frozenset[Acceptable] = frozenset()
     quality: QualityLimits | None = None
+    skip_duplicates_of: tuple[KnownDataset, ...] = ()
 
     def __post_init__(self) -> None:
         check_source(self.source)
@@ -62,6 +65,8 @@ class BuildOptions:
         options = {name: getattr(self, name) for name in names}
         options = {"inputs": [str(path) for path in self.inputs]} | options | format_options(self.format, self.compression)
         options |= {"accept": sorted(self.accept)} if self.accept else {}
+        if self.skip_duplicates_of:
+            options["skip_duplicates_of"] = [asdict(other) for other in self.skip_duplicates_of]
         return options | ({} if self.quality is None else {"quality": self.quality.model_dump(mode="json")})
 
 

@@ -99,8 +99,9 @@ def _build(options: BuildOptions, out: Path, files: Listing, pool: Workers) -> M
     state.remove_temporary_files(out)
     with pool as workers:
         num_chunks = stage_recordings(options, files, staging, workers)
-        with make_plan(staging, num_chunks, options.valid_fraction) as plan:
-            rejected = rejected_rows(files, plan, staging, num_chunks)
+        others = [other.open() for other in options.skip_duplicates_of]
+        with make_plan(staging, num_chunks, options.valid_fraction, others=others) as plan:
+            rejected = rejected_rows(files, plan, staging, num_chunks, [other.location for other in others])
             if not any(counts.crops for counts in plan.counts.values()):
                 raise _nothing_usable(rejected, options)
             shards = list_shards(plan, out, staging, options)

@@ -1,6 +1,6 @@
 """Plans a build or an addition: which staged crops are used, in which split and in which order."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 
 from data_tools.build.known_crops import KNOWN_SCHEMA, KnownCrops, to_arrow
 from data_tools.build.staging import INDEX_DTYPE, index_path, read_staged_index
+from data_tools.duplicates.hashes import read_hashes
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches, scratch_database
+from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SplitCounts
 from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num_valid_patients
 
@@ -37,6 +39,12 @@ _FIND_REPEATS = """
     CREATE TABLE repeats AS
     SELECT position, recording, patient, original_recording, original_patient
     FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
+"""
+# Crops whose signal another dataset contains.
+_FIND_ELSEWHERE = """
+    CREATE TABLE elsewhere AS
+    SELECT position, any_value(recording) AS recording, min(dataset) AS dataset
+    FROM crops JOIN other_signals USING (signal_low, signal_high) GROUP BY position
 """
 # The patients of the input, and those who share signals with them, who are in the dataset.
 _FIND_KNOWN_PATIENTS = """
@@ -73,7 +81,8 @@ _FIND_NEW = """
     CREATE VIEW new AS
     SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid,
         coalesce(is_in_both, false) AS is_in_both
-    FROM crops ANTI JOIN repeats USING (position) ANTI JOIN known_repeats USING (position) LEFT JOIN linked USING (patient)
+    FROM crops ANTI JOIN repeats USING (position) ANTI JOIN known_repeats USING (position)
+    ANTI JOIN elsewhere USING (position) LEFT JOIN linked USING (patient)
     LEFT JOIN settled ON settled.representative = coalesce(linked.representative, patient)
 """
 # `is_valid` is NULL for patients who are not in the dataset.
@@ -144,6 +153,9 @@ class Plan:
     def in_both_splits(self) -> Iterator[tuple[int, int]]:
         """Yields (recording, number of its crops that are not used as their patient would be in both splits), sorted."""
         yield from self._read_rows("SELECT recording, count(*) FROM new WHERE is_in_both GROUP BY ALL ORDER BY ALL")
+    def elsewhere(self) -> Iterator[tuple[int, int, int]]:
+        """Yields (recording, number of another dataset, number of crops whose signals that one contains), sorted."""
+        yield from self._read_rows("SELECT recording, dataset, count(*) FROM elsewhere GROUP BY ALL ORDER BY ALL")
 
     def _read_rows(self, query: str) -> Iterator[Any]:
         for batch in read_batches(self._database, query):
@@ -151,25 +163,34 @@ class Plan:
 
 
 @contextmanager
-def make_plan(staging: Path, num_chunks: int, valid_fraction: float, known: KnownCrops | None = None) -> Iterator[Plan]:
+def make_plan(
+    staging: Path,
+    num_chunks: int,
+    valid_fraction: float,
+    *,
+    known: KnownCrops | None = None,
+    others: Sequence[Dataset] = (),
+) -> Iterator[Plan]:
     """Plans a build or an addition from the indexes of its chunks.
 
     A signal that occurs twice is used once. Two patients with the same signal are one person under two names, or one
     recording in two corpora: all of their crops go to the same split. Patients in the dataset stay in their split, and those
-    who share signals with them follow.
+    who share signals with them follow. A signal in another dataset is not used.
 
     Args:
         staging: folder of the staged chunks, and of scratch files.
         num_chunks: number of staged chunks.
         valid_fraction: fraction of the patients for validation.
         known: the crops that the dataset has already; None for a build.
+        others: datasets whose signals are not used.
 
     Yields:
         The plan, which ends with the context.
     """
     num_crops = sum(index_path(staging, chunk).stat().st_size for chunk in range(num_chunks)) // INDEX_DTYPE.itemsize
-    num_known = 0 if known is None else known.num_crops
-    with scratch_database(staging, num_crops + num_known) as database:
+    num_crops += 0 if known is None else known.num_crops
+    num_crops += sum(counts.crops for other in others for counts in other.manifest.counts.values())
+    with scratch_database(staging, num_crops) as database:
         schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
         database.execute("CREATE TABLE crops AS FROM staged")
@@ -180,6 +201,12 @@ def make_plan(staging: Path, num_chunks: int, valid_fraction: float, known: Know
         database.execute(_FIND_REPEATED_SIGNALS)
         database.execute(_FIND_REPEATS)
         database.execute(_FIND_KNOWN_PATIENTS)
+        database.execute("CREATE TABLE other_signals (signal_low UBIGINT, signal_high UBIGINT, dataset BIGINT)")
+        for number, other in enumerate(others):
+            for hashes in read_hashes(other):
+                database.register("hashes", hashes)
+                database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [number])
+        database.execute(_FIND_ELSEWHERE)
         database.execute(_FIND_LINKS)
         links = database.execute(_FIND_LINKS_OF_NEW).fetchnumpy()
         patients, representatives = find_representatives(np.column_stack(list(links.values())))

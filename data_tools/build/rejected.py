@@ -1,7 +1,7 @@
 """The recordings that a build did not use, or used only in part, with the reasons."""
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby, islice
 from operator import attrgetter
 from pathlib import Path
@@ -18,8 +18,10 @@ from data_tools.shards.tables import REJECTED_SCHEMA, ROWS_PER_GROUP
 _Row = dict[str, Any]
 
 
-def rejected_rows(files: Listing, plan: Plan, staging: Path, num_chunks: int) -> Iterator[_Row]:
+def rejected_rows(files: Listing, plan: Plan, staging: Path, num_chunks: int, others: Sequence[str] = ()) -> Iterator[_Row]:
     """Yields a row per recording that was not used and a row per reason for those used in part, in the order of the input.
+
+    ``others`` are the locations of the datasets whose signals are not used.
 
     Yields:
         Rows of REJECTED_SCHEMA.
@@ -31,6 +33,7 @@ def rejected_rows(files: Listing, plan: Plan, staging: Path, num_chunks: int) ->
         _repeated_signals(files, plan),
         _known_signals(plan),
         _in_both_splits(plan),
+        _signals_elsewhere(plan, others),
         key=attrgetter("recording"),
     )
     for number, group in groupby(notes, key=attrgetter("recording")):
@@ -65,6 +68,9 @@ def _known_signals(plan: Plan) -> Iterator[Note]:
 def _in_both_splits(plan: Plan) -> Iterator[Note]:
     for number, num_crops in plan.in_both_splits():
         yield Note(number, f"patient in both splits: {num_crops} crops, of a patient who shares signals with each", True)
+def _signals_elsewhere(plan: Plan, others: Sequence[str]) -> Iterator[Note]:
+    for number, other, num_crops in plan.elsewhere():
+        yield Note(number, f"signal in another dataset: {num_crops} crops as in {printable(others[other])}", True)
 
 
 def _rows(files: Listing, number: int, notes: list[Note], num_used: int) -> list[_Row]:

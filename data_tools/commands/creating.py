@@ -111,6 +111,15 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     add_patients(command)
     _add_accept(command)
     command.add_argument(
+        "--skip-duplicates-of",
+        action="append",
+        type=parse_location,
+        default=[],
+        metavar="DATASET",
+        help="leave out crops whose signals this dataset contains; may be repeated. Signals that occur twice in the input are"
+        " always used once",
+    )
+    command.add_argument(
         "--quality",
         metavar="LIMITS",
         help="measure the quality of each lead, keep the measures in quality.parquet, and reject crops beyond the limits in a"
@@ -120,6 +129,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 def _build(options: argparse.Namespace) -> int:
     from data_tools.build import BuildOptions, build_dataset
+    from data_tools.duplicates.hashes import KnownDataset
     from data_tools.quality.limits import read_limits
     from data_tools.remote.upload import output_folder
     from data_tools.splits.cohort import read_patients
@@ -141,6 +151,7 @@ def _build(options: argparse.Namespace) -> int:
         accept=frozenset(options.accept),
         format=options.format,
         compression=options.compression,
+        skip_duplicates_of=tuple(KnownDataset.find(other) for other in options.skip_duplicates_of),
         quality=None if options.quality is None else read_limits(options.quality),
     )
     with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:

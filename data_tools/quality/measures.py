@@ -54,7 +54,7 @@ def measure_leads(crop: NDArray[np.float32], rows: list[int]) -> NDArray[np.floa
     by_name = dict(zip(MEASURES, measured, strict=True))
     is_finite = np.isfinite(crop[rows])
     by_name["nan"][rows] = 1 - is_finite.mean(axis=1)
-    sound = [row for row, is_sound in zip(rows, is_finite.all(axis=1), strict=True) if is_sound]
+    sound = [row for row, is_sound in zip(rows, np.all(is_finite, axis=1).tolist(), strict=True) if is_sound]
     if sound:
         signal = crop[sound].astype(np.float64)
         by_name["flat"][sound] = _longest_flat(signal) / SAMPLING_RATE

@@ -1,0 +1,74 @@
+"""Commands that look for problems in datasets: duplicates, report."""
+
+import argparse
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_tools.command_line import Parser
+from data_tools.commands.shared import add_command, print_line
+from data_tools.remote.locations import parse_location
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def add_duplicates(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data duplicates``."""
+    command = add_command(
+        commands,
+        "duplicates",
+        _duplicates,
+        "Find crops with the same signal within and across datasets, and with --near also shifted or rescaled copies."
+        " Changes nothing; `ecg-data build --skip-duplicates-of` leaves crops out.",
+        "ecg-data duplicates datasets/ptb-xl datasets/physionet2021 --near -o duplicates.parquet",
+    )
+    command.add_argument("datasets", metavar="DATASET", type=parse_location, nargs="+", help="its folder or URL")
+    command.add_argument("-o", "--output", metavar="FILE", type=Path, help="table of the pairs, .parquet or .csv")
+    command.add_argument("--near", action="store_true", help="also find shifted or rescaled copies, which reads all signals")
+    command.add_argument(
+        "--min-correlation",
+        type=float,
+        metavar="R",
+        help="with --near: least correlation of such copies, where they overlap by 5 s or more (default: 0.95)",
+    )
+
+
+def _duplicates(options: argparse.Namespace) -> int:
+    from data_tools.duplicates.search import MIN_CORRELATION, DuplicateSearch
+    from data_tools.shards.dataset import Dataset
+
+    if options.min_correlation is not None and not options.near:
+        raise ValueError("--min-correlation applies only with --near; add --near or drop --min-correlation")
+    if options.output is not None and options.output.suffix not in {".parquet", ".csv"}:
+        raise ValueError(f"{options.output}: unknown format; the name must end in .parquet or .csv")
+    min_correlation = (options.min_correlation or MIN_CORRELATION) if options.near else None
+    search = DuplicateSearch([Dataset.open(location) for location in options.datasets], min_correlation)
+    if options.output is None:
+        for _ in search.find():
+            pass
+    else:
+        _write_table(options.output, search.find())
+    counts = search.counts
+    for (kind, first, other), num_pairs in counts.pairs.items():
+        where = f"within {first}" if first == other else f"of {first} and {other}"
+        print_line(f"{kind}: {num_pairs} pairs of crops {where}")
+    for kind in ("exact", "near") if options.near else ("exact",):
+        if not any(found == kind for found, _, _ in counts.pairs):
+            print_line(f"{kind}: no duplicates among {sum(counts.num_crops.values())} crops")
+    if any(kind == "exact" and first != other for kind, first, other in counts.pairs):
+        print_line("to use each signal once, build one of two datasets with --skip-duplicates-of the other")
+    return 0
+
+
+def _write_table(path: Path, tables: "Iterable[pa.Table]") -> None:
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from data_tools.duplicates.search import DUPLICATES_SCHEMA
+    from data_tools.files import atomic_write
+
+    make_writer = pyarrow.csv.CSVWriter if path.suffix == ".csv" else pyarrow.parquet.ParquetWriter
+    with atomic_write(path) as file, make_writer(file, DUPLICATES_SCHEMA) as writer:
+        for table in tables:
+            writer.write_table(table)

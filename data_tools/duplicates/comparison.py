@@ -1,0 +1,97 @@
+"""The similarity of two crops, whatever their shift and scale.
+
+Legend: C leads, T samples at 500 Hz.
+"""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.duplicates.fingerprints import centered_average
+from data_tools.recording import SAMPLING_RATE
+
+MIN_OVERLAP_SECONDS = 5
+_BASELINE = SAMPLING_RATE
+_COARSE = 5  # samples that are averaged for the search
+_MIN_OVERLAP = MIN_OVERLAP_SECONDS * SAMPLING_RATE
+
+
+class Similarity(NamedTuple):
+    """How similar two crops are at the shift where they are most similar.
+
+    Attributes:
+        correlation: normalized cross-correlation over all leads, without the baseline.
+        shift: sample of the other crop's beginning in this crop; negative if the other begins earlier.
+        overlap: number of samples that both contain.
+        scale: factor by which the other crop is larger.
+    """
+
+    correlation: float
+    shift: int
+    overlap: int
+    scale: float
+
+
+def compare(crop: NDArray[np.int16], other: NDArray[np.int16]) -> Similarity:
+    """Compares two crops.
+
+    Args:
+        crop: int16 [C, T] in uV, leads that both crops have.
+        other: int16 [C, T'] in uV, the same leads.
+
+    Returns:
+        Their similarity where they overlap by 5 s or more; a correlation of 0 if they cannot, or if a crop is flat.
+    """
+    is_flat = (np.ptp(crop, axis=1) == 0) | (np.ptp(other, axis=1) == 0)
+    if is_flat.all() or min(crop.shape[1], other.shape[1]) < _MIN_OVERLAP:
+        return Similarity(0.0, 0, 0, 1.0)
+    one, two = (_normalize(signal[~is_flat].astype(np.float64)) for signal in (crop, other))
+    shifts, correlations = _correlate(_average(one), _average(two), _MIN_OVERLAP // _COARSE)
+    center = _COARSE * int(shifts[correlations.argmax()])
+    lowest, highest = _MIN_OVERLAP - other.shape[1], crop.shape[1] - _MIN_OVERLAP
+    candidates = [shift for shift in range(center - _COARSE, center + _COARSE + 1) if lowest <= shift <= highest]
+    correlation, shift = max((_correlation(*_overlap(one, two, shift)), shift) for shift in candidates)
+    mine, others = (part - part.mean(axis=1, keepdims=True) for part in _overlap(crop[~is_flat], other[~is_flat], shift))
+    scale = float(np.sum(mine * others) / max(np.sum(mine * mine), 1e-9))
+    return Similarity(correlation, shift, mine.shape[1], scale)
+
+
+def _normalize(signal: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Removes the baseline and makes leads equally large, [C, T]."""
+    flat = signal - centered_average(signal, _BASELINE)
+    rms = np.sqrt(np.square(flat).mean(axis=1, keepdims=True))
+    normalized: NDArray[np.float64] = flat / np.where(rms > 0, rms, 1)
+    return normalized
+
+
+def _average(signal: NDArray[np.float64]) -> NDArray[np.float64]:
+    num_samples = signal.shape[1] // _COARSE
+    averaged: NDArray[np.float64] = signal[:, : num_samples * _COARSE].reshape(len(signal), num_samples, _COARSE).mean(axis=2)
+    return averaged
+
+
+def _correlate(
+    signal: NDArray[np.float64], other: NDArray[np.float64], min_overlap: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Returns all shifts with enough overlap and the normalized cross-correlation at each, by Fourier transform."""
+    length, other_length = signal.shape[1], other.shape[1]
+    shifts = np.arange(min_overlap - other_length, length - min_overlap + 1)
+    size = 1 << (length + other_length - 1).bit_length()
+    product = (np.fft.rfft(signal, size) * np.fft.rfft(other, size).conj()).sum(axis=0)
+    sums = np.fft.irfft(product, size)[shifts]  # negative shifts are at the end
+    start, stop = np.maximum(shifts, 0), np.minimum(shifts + other_length, length)
+    energy, other_energy = (np.concatenate([[0.0], np.cumsum(np.square(part).sum(axis=0))]) for part in (signal, other))
+    energies = (energy[stop] - energy[start]) * (other_energy[stop - shifts] - other_energy[start - shifts])
+    return shifts, sums / np.sqrt(np.maximum(energies, 1e-12))
+
+
+def _overlap(signal: NDArray[Any], other: NDArray[Any], shift: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns the parts of two signals that overlap at a shift, [C, overlap] each."""
+    start, stop = max(shift, 0), min(shift + other.shape[1], signal.shape[1])
+    return signal[:, start:stop].astype(np.float64), other[:, start - shift : stop - shift].astype(np.float64)
+
+
+def _correlation(signal: NDArray[np.float64], other: NDArray[np.float64]) -> float:
+    energies = float(np.square(signal).sum() * np.square(other).sum())
+    return float((signal * other).sum() / np.sqrt(energies)) if energies > 0 else 0.0
