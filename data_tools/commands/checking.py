@@ -42,8 +42,8 @@ def _duplicates(options: argparse.Namespace) -> int:
         raise ValueError("--min-correlation applies only with --near; add --near or drop --min-correlation")
     if options.output is not None and options.output.suffix not in {".parquet", ".csv"}:
         raise ValueError(f"{options.output}: unknown format; the name must end in .parquet or .csv")
-    min_correlation = (options.min_correlation or MIN_CORRELATION) if options.near else None
-    search = DuplicateSearch([Dataset.open(location) for location in options.datasets], min_correlation)
+    least = MIN_CORRELATION if options.min_correlation is None else options.min_correlation
+    search = DuplicateSearch([Dataset.open(location) for location in options.datasets], least if options.near else None)
     if options.output is None:
         for _ in search.find():
             pass
