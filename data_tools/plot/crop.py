@@ -77,11 +77,11 @@ def _draw_padding(axes: Axes, start: float, bottom: float, height: float, num_va
     axes.text(end - 2, bottom + height - 2, text, fontsize=8, color=paper.INK, ha="right", va="top", zorder=4)
 
 
-def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], layout: Layout = "12x1") -> Figure:
+def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layout: Layout = "12x1") -> Figure:
     """Draws a crop on ECG paper.
 
     Args:
-        signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
+        signal_uv: [12, 5000] microvolt at 500 Hz, leads in the order of LEADS; NaN is a gap.
         metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not among ``leads`` are marked as
             missing; what comes after ``num_valid_samples`` is shaded as padding. A ``prediction`` is a further line of text.
         layout: ``12x1``, a row per lead, or ``3x4``: three rows of four leads, 2.5 s of each, above 10 s of lead II.
@@ -100,7 +100,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], layou
         np.concatenate([signal[row_of[lead], place] for lead, place in zip(leads, split, strict=True)])
         for leads, split in zip(rows, places, strict=True)
     ]
-    down = paper.baselines(np.stack(traces))
+    down = paper.baselines(np.nan_to_num(np.stack(traces)))
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
     header = HEADER + (_PREDICTION if "prediction" in metadata else 0.0)
     height = sheet_height + header + FOOTER + 2 * paper.MARGIN
@@ -123,7 +123,7 @@ def crop_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], layou
     if num_valid < CROP_SAMPLES:
         _draw_padding(axes, start, bottom, sheet_height, num_valid)
     paper.draw_seconds(axes, paper.MARGIN, bottom, CROP_SAMPLES)
-    rate = find_heart_rate(signal[:, :num_valid])
+    rate = find_heart_rate(np.nan_to_num(signal[:, :num_valid]))
     draw_footer(axes, metadata, "" if rate is None else f"   heart rate {rate:.0f}/min")
     return figure
 

@@ -3,6 +3,9 @@
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import duckdb
 
 from data_tools.diagnoses import DIAGNOSES
 from data_tools.leads import LEADS
@@ -33,6 +36,36 @@ _MAX_LISTED = 5  # sampling rates, or combinations of leads
 _MAX_LEADS_WIDTH = 24
 
 
+@dataclass(frozen=True)
+class Contents:
+    """What samples.parquet contains.
+
+    Attributes:
+        counts: split, source, and numbers of recordings, patients, crops, segments and samples.
+        sampling_rates: sampling rates of the recordings in Hz, with the number of crops, the most frequent first.
+        leads: combinations of leads, separated by spaces, with the number of crops, the most frequent first.
+        labels: number of recordings with each label.
+    """
+
+    counts: list[tuple[str, str, int, int, int, int, int]]
+    sampling_rates: list[tuple[float, int]]
+    leads: list[tuple[str, int]]
+    labels: Counter[str]
+
+
+def read_contents(samples: duckdb.DuckDBPyConnection) -> Contents:
+    """Counts the contents of samples.parquet, opened by :func:`data_tools.shards.tables.open_samples`."""
+    counts = samples.execute(_COUNTS, [SEGMENT_SAMPLES]).fetchall()
+    rates, leads = (
+        samples.execute(f"SELECT {column}, count(*) AS num FROM samples GROUP BY ALL ORDER BY num DESC, 1").fetchall()  # noqa: S608
+        for column in ("sampling_rate", "array_to_string(leads, ' ')")
+    )
+    labels = Counter[str]()
+    for codes, num_recordings in samples.execute(_LABELS).fetchall():
+        labels.update(dict.fromkeys(codes, num_recordings))
+    return Contents(counts, rates, leads, labels)
+
+
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     """Describes a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings by reason.
 
@@ -54,28 +87,20 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     yield ""
     num_crops = sum(total.crops for total in manifest.counts.values())
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
-        counts = database.execute(_COUNTS, [SEGMENT_SAMPLES]).fetchall()
-        recorded = [
-            database.execute(f"SELECT {column}, count(*) AS num FROM samples GROUP BY ALL ORDER BY num DESC, 1").fetchall()  # noqa: S608
-            for column in ("sampling_rate", "array_to_string(leads, ' ')")
-        ]
-        labels = Counter[str]()
-        for codes, num_recordings in database.execute(_LABELS).fetchall():
-            labels.update(dict.fromkeys(codes, num_recordings))
+        contents = read_contents(database)
     rows: list[list[object]] = []
     for split, total in manifest.counts.items():
-        own = [row[1:] for row in counts if row[0] == split]
+        own = [row[1:] for row in contents.counts if row[0] == split]
         rows += [[split, *cells, _hours(num_samples)] for *cells, num_samples in own]
         hours = _hours(sum(num_samples for *_, num_samples in own))
         rows.append([split, "all", total.recordings, total.patients, total.crops, total.segments, hours])
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
-    rates, leads = ([(value, num / num_crops) for value, num in rows] for rows in recorded)
-    yield "recorded at " + _list_shares([(f"{rate:g} Hz", share) for rate, share in rates])
-    yield "leads " + _list_shares([(_shorten(names), share) for names, share in leads])
+    yield "recorded at " + _list_shares([(f"{rate:g} Hz", num / num_crops) for rate, num in contents.sampling_rates])
+    yield "leads " + _list_shares([(shorten_leads(names), num / num_crops) for names, num in contents.leads])
     yield ""
-    yield from _describe_labels(labels, num_labels, num_recordings)
+    yield from _describe_labels(contents.labels, num_labels, num_recordings)
     yield ""
     yield from _describe_rejected(dataset)
 
@@ -85,7 +110,8 @@ def _list_shares(shares: Sequence[tuple[str, float]]) -> str:
     return ", ".join(listed) + (f" and {len(shares) - _MAX_LISTED} others" if len(shares) > _MAX_LISTED else "")
 
 
-def _shorten(leads: str) -> str:
+def shorten_leads(leads: str) -> str:
+    """Returns a combination of leads, separated by spaces, as a short text."""
     return "all 12" if leads == " ".join(LEADS) else textwrap.shorten(leads, _MAX_LEADS_WIDTH, placeholder=" ...")
 
 

@@ -1,8 +1,6 @@
 """Reports: one HTML page without scripts, and without anything loaded from elsewhere, about runs and evaluations.
 
 inputs.py          what a command line names: runs and evaluations
-page.py            a page of sections; page.html is its template
-svg.py             figures as SVG that follows the page's colors
 runs.py            a training run: learning curves, throughput, configuration
 evaluations.py     an evaluation: scores by model, leads and class
 outputs.py         predictions by recording
@@ -11,6 +9,8 @@ decisions.py       confusion matrix
 identification.py  similarities, ranks and verification
 examples.py        the ECGs with the most confident right and wrong predictions
 projection.py      embeddings in two dimensions
+
+data_tools/pages has the page and its figures.
 """
 
 from engine.reporting.report import make_report

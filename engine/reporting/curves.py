@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 from sklearn.metrics import auc, average_precision_score, precision_recall_curve, roc_curve
 
+from data_tools.pages.page import Block, Figures, Panel, Text
+from data_tools.pages.svg import COLORS, INK, draw, draw_legend_below, size_with_legend
 from engine.reporting.outputs import Outputs
-from engine.reporting.page import Block, Figures, Panel, Text
-from engine.reporting.svg import COLORS, INK, draw, draw_legend_below, size_with_legend
 
 _MAX_CLASSES = 8  # in one panel
 _MAX_POINTS = 300

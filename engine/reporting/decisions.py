@@ -2,8 +2,8 @@
 
 import numpy as np
 
+from data_tools.pages.page import Block, Cell, Table, Text
 from engine.reporting.outputs import Outputs
-from engine.reporting.page import Block, Cell, Table, Text
 
 _NO_CLASS = "no class"
 

@@ -6,6 +6,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
+from data_tools.pages.page import Block, Cell, Figures, Notice, Panel, Section, Table, Text
+from data_tools.pages.svg import COLORS, draw, draw_legend_below, size_with_legend
 from data_tools.shards.manifest import DatasetError
 from engine.evaluation.results import COLUMNS
 from engine.options import UserError
@@ -15,9 +17,7 @@ from engine.reporting.examples import Gallery, example_blocks
 from engine.reporting.identification import identification_section
 from engine.reporting.inputs import EvaluationFolder, Number, Results, ScoreRow, short_name
 from engine.reporting.outputs import read_outputs
-from engine.reporting.page import Block, Cell, Figures, Notice, Panel, Section, Table, Text
 from engine.reporting.projection import class_projection
-from engine.reporting.svg import COLORS, draw, draw_legend_below, size_with_legend
 
 FEW_SAMPLES = 100
 """With fewer recordings than this, a report says that scores prove little."""

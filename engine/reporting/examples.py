@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from data_tools.pages.page import Block, Figures, Panel, Text
+from data_tools.pages.svg import to_svg
 from data_tools.plot.crop import crop_figure
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from engine.options import UserError
 from engine.reporting.inputs import EvaluationFolder
 from engine.reporting.outputs import Outputs
-from engine.reporting.page import Block, Figures, Panel, Text
-from engine.reporting.svg import to_svg
 
 _NUM_NAMES = 4  # classes in the text of a prediction
 _POINTS_PER_INCH = 72

@@ -11,14 +11,14 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from data_tools.pages.page import Block, Figures, Panel, Section, Table, Text
+from data_tools.pages.svg import COLORS, INK, draw
 from engine.evaluation import Matching, match
 from engine.options import UserError
 from engine.reporting.examples import Gallery
 from engine.reporting.inputs import EvaluationFolder, ScoreRow, short_name
 from engine.reporting.outputs import check_arrays
-from engine.reporting.page import Block, Figures, Panel, Section, Table, Text
 from engine.reporting.projection import patient_projection
-from engine.reporting.svg import COLORS, INK, draw
 
 _TITLES = {
     "tar_at_far_0.01": "true acceptance rate at 1 % false acceptance",

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from sklearn.decomposition import PCA
 from sklearn.manifold import TSNE
 
+from data_tools.pages.page import Figures, Panel
+from data_tools.pages.svg import COLORS, draw
 from engine.reporting.outputs import Outputs
-from engine.reporting.page import Figures, Panel
-from engine.reporting.svg import COLORS, draw
 
 PROJECTIONS: Final = {"pca": "principal components", "tsne": "t-SNE"}
 """Name of a projection -> its title."""

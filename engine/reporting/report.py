@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_tools.pages.page import Section, Table, render
 from engine.reporting.evaluations import describe_evaluation, evaluation_section
 from engine.reporting.inputs import RunFolder, open_input
-from engine.reporting.page import Section, Table, render
 from engine.reporting.runs import describe_run, run_section
 
 

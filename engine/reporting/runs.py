@@ -7,10 +7,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
+from data_tools.pages.page import Block, Details, Figures, Notice, Panel, Section, Table, Text
+from data_tools.pages.svg import COLORS, INK, draw
 from engine.evaluation.results import COLUMNS
 from engine.reporting.inputs import Row, RunFolder, short_name
-from engine.reporting.page import Block, Details, Figures, Notice, Panel, Section, Table, Text
-from engine.reporting.svg import COLORS, INK, draw
 
 _ACCURACY, _CHANCE, _LOSS = "accuracy_", "chance_", "loss_"
 _TITLES: Final = {

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from data_tools.labels import LabelDefinition
+from data_tools.pages.page import Cell, Table
 from engine.reporting.curves import reliability_block
 from engine.reporting.decisions import confusion_block
 from engine.reporting.examples import choose_examples, describe
 from engine.reporting.outputs import Outputs
-from engine.reporting.page import Cell, Table
 from engine.reporting.projection import PROJECTIONS, project
 
 

@@ -103,7 +103,7 @@ class Section:
 
 def render(title: str, sections: Sequence[Section]) -> str:
     """Returns the page as HTML."""
-    source = files("engine.reporting").joinpath(_TEMPLATE).read_text(encoding="utf-8")
+    source = files("data_tools.pages").joinpath(_TEMPLATE).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     # Names may be file names that are not valid Unicode.
     text = environment.from_string(source).render(title=title, sections=sections)
