@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
-from data_tools.commands.checking import add_duplicates
+from data_tools.commands.checking import add_duplicates, add_report
 from data_tools.commands.creating import add_add, add_build, add_convert, add_download, add_synth
 from data_tools.commands.existing import add_info, add_plot, add_split, add_verify
 from data_tools.commands.shared import Handler
@@ -59,6 +59,7 @@ def _make_parser() -> argparse.ArgumentParser:
     add_verify(commands)
     add_info(commands)
     add_duplicates(commands)
+    add_report(commands)
     add_plot(commands)
     return parser
 
@@ -69,7 +70,7 @@ def _describe_os_error(error: OSError, options: argparse.Namespace) -> str:
         elsewhere = "; free some space there, or set TMPDIR to another folder"
         kept = "; finished work is kept: free some space and run the same command again"
         advice = dict.fromkeys(("add", "build", "convert", "download"), kept)
-        advice |= dict.fromkeys(("duplicates", "split", "verify", "info"), elsewhere)
+        advice |= dict.fromkeys(("duplicates", "report", "split", "verify", "info"), elsewhere)
         return f"{where}: the disk is full{advice.get(options.command, '')}"
     return f"{where}: {error.strerror or error}"
 

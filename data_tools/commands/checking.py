@@ -61,6 +61,43 @@ def _duplicates(options: argparse.Namespace) -> int:
     return 0
 
 
+def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
+    """Adds ``ecg-data report``."""
+    command = add_command(
+        commands,
+        "report",
+        _report,
+        "Write one HTML page about a dataset: contents, distributions, labels, quality, and examples of what was rejected and"
+        " why. It contains everything it shows and no scripts, so it can be mailed or archived.",
+        "ecg-data report datasets/two -o report.html",
+    )
+    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, .html")
+    command.add_argument("--title", metavar="TEXT", help="title of the page (default: the dataset's location)")
+    command.add_argument(
+        "--examples",
+        type=int,
+        default=2,
+        metavar="N",
+        help="ECGs that are drawn of those used, and of each category of rejected ones (default: 2; at most 3 are kept)",
+    )
+
+
+def _report(options: argparse.Namespace) -> int:
+    from data_tools.files import write_text
+    from data_tools.report import make_report
+    from data_tools.shards.dataset import Dataset
+
+    if options.output.suffix != ".html":
+        raise ValueError(f"{options.output}: unknown format; the name must end in .html")
+    if options.examples < 0:
+        raise ValueError(f"--examples must be 0 or more, got {options.examples}")
+    page = make_report(Dataset.open(options.dataset), options.title, options.examples)
+    write_text(options.output, page)
+    print_line(f"{options.output}: {len(page.encode()) / 1e6:.1f} MB")
+    return 0
+
+
 def _write_table(path: Path, tables: "Iterable[pa.Table]") -> None:
     import pyarrow.csv
     import pyarrow.parquet

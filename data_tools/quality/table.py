@@ -25,6 +25,10 @@ QUALITY_SCHEMA = pa.schema(
     [
         pa.field("source", pa.string(), nullable=False),
         pa.field("recording", pa.string(), nullable=False),
+        pa.field("patient", pa.string(), nullable=False),  # as in samples.parquet, and so the next four
+        pa.field("age", pa.float64()),
+        pa.field("sex", pa.string()),
+        pa.field("labels", pa.list_(pa.string()), nullable=False),
         pa.field("start", pa.int64(), nullable=False),  # first sample in the recording, at 500 Hz
         pa.field("num_valid_samples", pa.int32(), nullable=False),
         pa.field("leads", pa.list_(pa.string()), nullable=False),
@@ -80,8 +84,10 @@ class QualityLog:
                 example = crop.astype("<f4").tobytes()
         leads = [LEADS[row] for row in rows]
         num_bad = int(self.limits.find_bad(measured).any(axis=0).sum())
-        place = (recording.source, recording.name, start, crop.shape[1], leads, float(recording.sampling_rate))
-        self._rows.append((*place, num_bad, bool(category), category or None, reason or None, example))
+        patient = f"{recording.source}/{recording.patient}"
+        person = (recording.source, recording.name, patient, recording.age, recording.sex, list(recording.labels))
+        place = (start, crop.shape[1], leads, float(recording.sampling_rate))
+        self._rows.append((*person, *place, num_bad, bool(category), category or None, reason or None, example))
         self._measured.append(measured)
         return category or None
 

@@ -1,0 +1,69 @@
+"""Distributions of quality measures, in memory that does not grow with the number of crops."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from data_tools.leads import LEADS
+from data_tools.quality.limits import QualityLimits
+from data_tools.quality.measures import MEASURES, Measure
+
+_BINS_PER_DECADE = 20
+_LOWEST, _HIGHEST = -4, 3  # decades
+
+
+class MeasureCounts:
+    """Counts values of measures in logarithmic bins.
+
+    Attributes:
+        edges: [n + 1] edges of the bins.
+        counts: [len(MEASURES), 12, n], values below or above all bins are counted in the outermost ones.
+        num_zeros: [len(MEASURES), 12], values of 0, which are in no bin.
+        highest: [len(MEASURES), 12], NaN where there is no value.
+        num_bad: [len(MEASURES), 12], values beyond the limits.
+        num_crops: number of crops.
+    """
+
+    def __init__(self, limits: QualityLimits | None = None) -> None:
+        num_bins = (_HIGHEST - _LOWEST) * _BINS_PER_DECADE
+        shape = (len(MEASURES), len(LEADS))
+        self.edges = 10.0 ** np.linspace(_LOWEST, _HIGHEST, num_bins + 1)
+        self.counts = np.zeros((*shape, num_bins), np.int64)
+        self.num_zeros = np.zeros(shape, np.int64)
+        self.highest = np.full(shape, np.nan)
+        self.num_bad = np.zeros(shape, np.int64)
+        self.num_crops = 0
+        self._limits = limits or QualityLimits()
+
+    def add(self, measured: NDArray[np.float32]) -> None:
+        """Counts the measures of some crops, [n, len(MEASURES), 12]."""
+        self.num_crops += len(measured)
+        self.num_bad += self._limits.find_bad(measured).sum(axis=0)
+        self.num_zeros += (measured == 0).sum(axis=0)
+        if len(measured):
+            self.highest = np.fmax(self.highest, np.fmax.reduce(measured, axis=0))
+        for place in np.ndindex(self.num_zeros.shape):
+            values = measured[:, *place]
+            values = values[values > 0]
+            bins = (np.log10(values.astype(np.float64)) - _LOWEST) * _BINS_PER_DECADE
+            chosen = np.clip(bins, 0, self.counts.shape[2] - 1).astype(np.int64)
+            self.counts[place] += np.bincount(chosen, minlength=self.counts.shape[2])
+
+    def num_values(self, measure: Measure) -> int:
+        """Returns the number of leads that have a measure."""
+        number = MEASURES.index(measure)
+        return int(self.counts[number].sum() + self.num_zeros[number].sum())
+
+    def maximum(self, measure: Measure) -> float:
+        """Returns the highest value of all leads; NaN if there is none."""
+        return float(np.fmax.reduce(self.highest[MEASURES.index(measure)]))
+
+    def quantile(self, measure: Measure, share: float) -> float:
+        """Returns the value that a share of all leads does not exceed, to 6 %; NaN if there is no value."""
+        number = MEASURES.index(measure)
+        if not self.num_values(measure):
+            return float("nan")
+        cumulated = np.cumsum(np.concatenate([[self.num_zeros[number].sum()], self.counts[number].sum(axis=0)]))
+        place = int(np.searchsorted(cumulated, share * cumulated[-1]))
+        if place == 0:
+            return 0.0
+        return float(min(np.sqrt(self.edges[place - 1] * self.edges[place]), self.maximum(measure)))

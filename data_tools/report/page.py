@@ -1,0 +1,84 @@
+"""The page about a dataset."""
+
+import json
+from collections.abc import Iterator
+
+from pydantic import ValidationError
+
+from data_tools.pages.page import Details, Figures, Section, Table, Text, render
+from data_tools.quality.limits import QualityLimits
+from data_tools.quality.table import QUALITY_SCHEMA
+from data_tools.report.contents import contents_section, distributions_section, labels_section
+from data_tools.report.quality import quality_section, read_verdicts
+from data_tools.report.rejected import rejected_section
+from data_tools.report.sample import Sample, read_sample
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.info import read_contents
+from data_tools.shards.manifest import MANIFEST_FILE, QUALITY_FILE, SAMPLES_FILE, DatasetError
+from data_tools.shards.tables import open_samples, read_schema
+from data_tools.splits.description import describe_plans
+from data_tools.validation import describe_validation_error
+
+
+def make_report(dataset: Dataset, title: str | None = None, num_examples: int = 2) -> str:
+    """Returns a page about a dataset as HTML.
+
+    Args:
+        dataset: the dataset.
+        title: the page's title; None: its location.
+        num_examples: how many used crops, and how many rejected ones of each category, are drawn.
+
+    Raises:
+        DatasetError: the dataset cannot be read.
+        OSError: a scratch file cannot be written.
+    """
+    return render(title or f"Dataset {dataset.location}", list(_sections(dataset, num_examples)))
+
+
+def _sections(dataset: Dataset, num_examples: int) -> Iterator[Section]:
+    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_recordings = sum(counts.recordings for counts in dataset.manifest.counts.values())
+    has_quality = QUALITY_FILE in dataset.manifest.tables
+    if has_quality and not read_schema(dataset.path / QUALITY_FILE).equals(QUALITY_SCHEMA):
+        raise DatasetError(f"{dataset.location}: {QUALITY_FILE}: unexpected columns; run `ecg-data verify`")
+    with open_samples(dataset.path / SAMPLES_FILE, num_crops) as samples:
+        contents = read_contents(samples)
+        sample = read_sample(dataset, samples, num_examples)
+        yield contents_section(dataset, contents)
+        yield distributions_section(samples, sample.draw_heart_rates())
+    yield labels_section(contents.labels, num_recordings)
+    yield _quality(dataset, sample, has_quality=has_quality)
+    yield rejected_section(dataset, num_examples, has_quality)
+    if sample.examples:
+        yield Section("Examples", [Figures("Crops of this dataset.", sample.examples, is_wide=True)])
+    yield _provenance(dataset)
+
+
+def _quality(dataset: Dataset, sample: Sample, *, has_quality: bool) -> Section:
+    if not has_quality:
+        return quality_section(sample.measures, QualityLimits(), None)
+    try:
+        limits = QualityLimits.model_validate(dataset.manifest.build.options.get("quality", {}))
+    except ValidationError as error:
+        reason = describe_validation_error(error, "build.options.quality")
+        raise DatasetError(f"{dataset.location}: {MANIFEST_FILE}: {reason}; build the dataset again") from None
+    measures, verdicts = read_verdicts(dataset, limits)
+    return quality_section(measures, limits, verdicts)
+
+
+def _provenance(dataset: Dataset) -> Section:
+    manifest = dataset.manifest
+    size = sum(shard.size for shard in manifest.shards)
+    facts = [
+        ("location", dataset.location),
+        ("shards", f"{len(manifest.shards):,} in {manifest.encoding}, {size / 1e9:,.3f} GB"),
+        ("source", manifest.build.source),
+        ("built by", f"ecg-engine {manifest.build.tool_version}"),
+        ("fingerprint", dataset.fingerprint),
+        ("of the content in any format", dataset.content_fingerprint()),
+    ]
+    blocks = [Table("How it was built", ("", ""), facts)]
+    options = json.dumps(manifest.build.options, indent=1, ensure_ascii=False)
+    plans = "\n".join(describe_plans(dataset)).strip()
+    shown = Details("Plans of ecg-data split", plans) if plans else Text("It has no plans of ecg-data split.")
+    return Section("Provenance", [*blocks, Details("Options of the build", options), shown])

@@ -1,0 +1,132 @@
+"""The quality of a dataset: distributions of the measures, and verdicts."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Final
+
+import pyarrow.compute as pc
+
+from data_tools.leads import LEADS
+from data_tools.pages.page import Block, Cell, Figures, Panel, Section, Table, Text
+from data_tools.quality.limits import QualityLimits
+from data_tools.quality.measures import MEASURES, UNITS, Measure
+from data_tools.quality.table import measures_array
+from data_tools.report.contents import shares_table
+from data_tools.report.drawing import draw_log_histogram
+from data_tools.report.measures import MeasureCounts
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import QUALITY_FILE
+from data_tools.shards.tables import read_groups
+
+_TITLES: Final[dict[Measure, str]] = {
+    "nan": "Invalid samples",
+    "flat": "Longest flat part",
+    "clipped": "Clipped samples",
+    "baseline": "Baseline",
+    "noise": "High-frequency noise",
+    "limb_error": "Limb-lead error",
+}
+_DEFINITIONS: Final[dict[Measure, str]] = {
+    "nan": "share of samples that are invalid",
+    "flat": "longest time without a change of 1 uV, s",
+    "clipped": "share of samples in runs of 10 ms or longer at the highest or lowest value",
+    "baseline": "largest distance of a moving average over about 1 s from zero, mV",
+    "noise": "what is faster than about 50 Hz, between QRS complexes, mV",
+    "limb_error": "difference of III, aVR, aVL and aVF from what follows from I and II, relative to these",
+}
+_SHARES = (0.5, 0.95, 0.99)
+_MAX_CATEGORIES = 30
+
+
+def read_verdicts(dataset: Dataset, limits: QualityLimits) -> tuple[MeasureCounts, Counter[str]]:
+    """Reads quality.parquet.
+
+    Returns:
+        The measures of all crops, and the number of crops by category of the verdict; "" for those that are not rejected.
+
+    Raises:
+        DatasetError: it cannot be read.
+    """
+    measures, verdicts = MeasureCounts(limits), Counter[str]()
+    for table in read_groups(dataset.path / QUALITY_FILE, [*MEASURES, "category"]):
+        measures.add(measures_array(table))
+        for entry in pc.value_counts(table["category"].combine_chunks()):
+            verdicts[entry["values"].as_py() or ""] += entry["counts"].as_py()
+    return measures, verdicts
+
+
+def verdicts_table(verdicts: Counter[str]) -> Table:
+    """Returns how many crops were rejected by category."""
+    rejected = [(f"rejected: {category}", num) for category, num in verdicts.most_common() if category]
+    counts = [("within the limits", verdicts[""]), *rejected]
+    return shares_table(
+        "Verdicts on all crops that were read", ("", "crops", "share"), counts, verdicts.total(), _MAX_CATEGORIES
+    )
+
+
+def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Counter[str] | None) -> Section:
+    """Returns the section.
+
+    Args:
+        measures: of all crops that were read, or of a sample of those in the dataset.
+        limits: of the build.
+        verdicts: of :func:`read_verdicts`; None if the build had no limits.
+    """
+    blocks: list[Block] = []
+    if verdicts is None:
+        blocks.append(
+            Text(
+                f"This dataset was built without --quality, so these are the measures of {measures.num_crops:,} crops from all "
+                "over the dataset, and no crop was rejected because of them."
+            )
+        )
+    else:
+        blocks.append(verdicts_table(verdicts))
+    known = [name for name in MEASURES if measures.num_values(name)]
+    blocks += [
+        _summary(measures, limits, known),
+        Figures("Distributions over all leads; zeros are not drawn.", [_draw(measures, limits, name) for name in known]),
+    ]
+    if measures.num_bad.any():
+        blocks.append(_bad_leads(measures))
+    return Section("Quality", blocks)
+
+
+def _limit(limits: QualityLimits, name: Measure) -> float | None:
+    limit: float | None = getattr(limits, name, None)
+    return limit
+
+
+def _with_unit(value: float, name: Measure) -> str:
+    return f"{value:.2g}{' ' if UNITS[name] else ''}{UNITS[name]}"
+
+
+def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Measure]) -> Table:
+    rows: list[Sequence[str | Cell]] = []
+    for name in known:
+        values = [*(measures.quantile(name, share) for share in _SHARES), measures.maximum(name)]
+        limit = _limit(limits, name)
+        shown = "none" if limit is None else _with_unit(limit, name)
+        rows.append([_TITLES[name], *(_with_unit(value, name) for value in values), shown, _DEFINITIONS[name]])
+    header = ("", *("median" if share == 0.5 else f"{100 * share:g} %" for share in _SHARES), "highest", "limit", "definition")
+    return Table("Measures of leads: the value that this share of the leads does not exceed", header, rows)
+
+
+def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:
+    counts = measures.counts[MEASURES.index(name)].sum(axis=0)
+    num_zeros = int(measures.num_zeros[MEASURES.index(name)].sum())
+    title = _TITLES[name] + (f" (0: {num_zeros:,})" if num_zeros else "")
+    summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99 % of leads up to "
+    summary += f"{_with_unit(measures.quantile(name, 0.99), name)}, {num_zeros:,} leads 0"
+    return draw_log_histogram(title, UNITS[name] or "share", measures.edges, counts, _limit(limits, name), summary)
+
+
+def _bad_leads(measures: MeasureCounts) -> Table:
+    """Returns how many crops are beyond each limit in each lead."""
+    bad = [number for number in range(len(MEASURES)) if measures.num_bad[number].any()]
+    highest = max(1, int(measures.num_bad.max()))
+    rows: list[Sequence[str | Cell]] = [
+        [lead, *(Cell(f"{measures.num_bad[number, row]:,}", measures.num_bad[number, row] / highest) for number in bad)]
+        for row, lead in enumerate(LEADS)
+    ]
+    return Table("Crops beyond the limits, by lead", ("", *(_TITLES[MEASURES[number]] for number in bad)), rows)
