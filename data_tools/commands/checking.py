@@ -90,6 +90,8 @@ def _report(options: argparse.Namespace) -> int:
 
     if options.output.suffix != ".html":
         raise ValueError(f"{options.output}: unknown format; the name must end in .html")
+    if not options.output.absolute().parent.is_dir():
+        raise ValueError(f"{options.output.parent}: no such folder; create it, or choose another one")
     if options.examples < 0:
         raise ValueError(f"--examples must be 0 or more, got {options.examples}")
     page = make_report(Dataset.open(options.dataset), options.title, options.examples)

@@ -87,6 +87,13 @@ def _describe(name: Measure, values: NDArray[np.float32], leads: NDArray[np.int6
     return f"{name.replace('_', ' ')} {listed}{more} (limit {limit:g}{unit})"
 
 
+def describe_invalid(measured: NDArray[np.float32]) -> str:
+    """Describes which leads have invalid samples, [len(MEASURES), 12]; empty if none has."""
+    shares = measured[MEASURES.index("nan")]
+    leads = np.flatnonzero(shares > 0)
+    return _describe("nan", shares, leads, 0) if len(leads) else ""
+
+
 def read_limits(name: str) -> QualityLimits:
     """Reads limits.
 

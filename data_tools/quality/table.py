@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from data_tools.leads import LEADS
-from data_tools.quality.limits import QualityLimits
+from data_tools.quality.limits import QualityLimits, describe_invalid
 from data_tools.quality.measures import MEASURES, measure_leads
 from data_tools.recording import Recording
 
@@ -76,7 +76,7 @@ class QualityLog:
         measured = measure_leads(crop, rows)
         category, reason = self.limits.judge(measured)
         if unusable is not None:
-            category, reason = unusable, reason or unusable
+            category, reason = unusable, describe_invalid(measured) or unusable
         example = None
         if category:
             self._num_examples[category] += 1

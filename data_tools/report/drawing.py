@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from data_tools.pages.page import Panel
@@ -15,6 +16,7 @@ from data_tools.plot.crop import crop_figure
 
 _POINTS_PER_INCH = 72
 _MAX_NAME = 60
+_DECADES = 100  # over a smaller range, axes have more ticks
 
 
 def draw_bars(title: str, axis: str, names: Sequence[str], counts: Sequence[int], unit: str = "recordings") -> Panel:
@@ -30,9 +32,11 @@ def draw_bars(title: str, axis: str, names: Sequence[str], counts: Sequence[int]
 
     def plot(axes: Axes) -> None:
         axes.bar(range(len(names)), counts, 0.9, color=COLORS[0])
+        margin = max(0.6, 2 - len(names) / 2)  # a single bar is not as wide as the panel
+        axes.set_xlim(-margin, len(names) - 1 + margin)
         step = -(-len(names) // 10)
         axes.set_xticks(range(0, len(names), step), names[::step])
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+        _count_on(axes)
         axes.set(xlabel=axis, ylabel=unit)
         axes.set_title(title, loc="left")
 
@@ -59,7 +63,11 @@ def draw_log_histogram(
     def plot(axes: Axes) -> None:
         axes.stairs(counts[first:last], edges[first : last + 1], fill=True, color=COLORS[0])
         axes.set_xscale("log")
-        axes.yaxis.set_major_formatter("{x:,.0f}")
+        is_narrow = len(used) > 0 and edges[last] / edges[first] < _DECADES
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if is_narrow else (1,)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        _count_on(axes)
         if limit is not None and limit > 0:
             axes.axvline(limit, color=COLORS[1], linestyle="--", linewidth=1.4)
             axes.annotate(
@@ -76,6 +84,11 @@ def draw_log_histogram(
         axes.set_title(title, loc="left")
 
     return Panel(draw(plot), summary)
+
+
+def _count_on(axes: Axes) -> None:
+    axes.yaxis.set_major_locator(MaxNLocator("auto", integer=True, min_n_ticks=1))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def draw_crop(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], remark: str) -> Panel:

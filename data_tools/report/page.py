@@ -11,7 +11,7 @@ from data_tools.quality.table import QUALITY_SCHEMA
 from data_tools.report.contents import contents_section, distributions_section, labels_section
 from data_tools.report.quality import quality_section, read_verdicts
 from data_tools.report.rejected import rejected_section
-from data_tools.report.sample import Sample, read_sample
+from data_tools.report.sample import read_sample
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.info import read_contents
 from data_tools.shards.manifest import MANIFEST_FILE, QUALITY_FILE, SAMPLES_FILE, DatasetError
@@ -35,35 +35,42 @@ def make_report(dataset: Dataset, title: str | None = None, num_examples: int = 
     return render(title or f"Dataset {dataset.location}", list(_sections(dataset, num_examples)))
 
 
+def check_quality(dataset: Dataset) -> QualityLimits | None:
+    """Checks that the columns of quality.parquet are known; returns the limits of the build, None if there were none.
+
+    Raises:
+        DatasetError: they are not, or the limits are wrong.
+    """
+    if QUALITY_FILE not in dataset.manifest.tables:
+        return None
+    if not read_schema(dataset.path / QUALITY_FILE).equals(QUALITY_SCHEMA):
+        raise DatasetError(f"{dataset.location}: {QUALITY_FILE}: unexpected columns; run `ecg-data verify`")
+    try:
+        return QualityLimits.model_validate(dataset.manifest.build.options.get("quality", {}))
+    except ValidationError as error:
+        reason = describe_validation_error(error, "build.options.quality")
+        raise DatasetError(f"{dataset.location}: {MANIFEST_FILE}: {reason}; build the dataset again") from None
+
+
 def _sections(dataset: Dataset, num_examples: int) -> Iterator[Section]:
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     num_recordings = sum(counts.recordings for counts in dataset.manifest.counts.values())
-    has_quality = QUALITY_FILE in dataset.manifest.tables
-    if has_quality and not read_schema(dataset.path / QUALITY_FILE).equals(QUALITY_SCHEMA):
-        raise DatasetError(f"{dataset.location}: {QUALITY_FILE}: unexpected columns; run `ecg-data verify`")
+    limits = check_quality(dataset)
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as samples:
         contents = read_contents(samples)
         sample = read_sample(dataset, samples, num_examples)
         yield contents_section(dataset, contents)
         yield distributions_section(samples, sample.draw_heart_rates())
     yield labels_section(contents.labels, num_recordings)
-    yield _quality(dataset, sample, has_quality=has_quality)
-    yield rejected_section(dataset, num_examples, has_quality)
+    if limits is None:
+        yield quality_section(sample.measures, QualityLimits(), None)
+    else:
+        measures, verdicts = read_verdicts(dataset, limits)
+        yield quality_section(measures, limits, verdicts)
+    yield rejected_section(dataset, num_examples, has_quality=limits is not None)
     if sample.examples:
         yield Section("Examples", [Figures("Crops of this dataset.", sample.examples, is_wide=True)])
     yield _provenance(dataset)
-
-
-def _quality(dataset: Dataset, sample: Sample, *, has_quality: bool) -> Section:
-    if not has_quality:
-        return quality_section(sample.measures, QualityLimits(), None)
-    try:
-        limits = QualityLimits.model_validate(dataset.manifest.build.options.get("quality", {}))
-    except ValidationError as error:
-        reason = describe_validation_error(error, "build.options.quality")
-        raise DatasetError(f"{dataset.location}: {MANIFEST_FILE}: {reason}; build the dataset again") from None
-    measures, verdicts = read_verdicts(dataset, limits)
-    return quality_section(measures, limits, verdicts)
 
 
 def _provenance(dataset: Dataset) -> Section:

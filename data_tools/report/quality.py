@@ -36,6 +36,7 @@ _DEFINITIONS: Final[dict[Measure, str]] = {
 }
 _SHARES = (0.5, 0.95, 0.99)
 _MAX_CATEGORIES = 30
+_BINS_IN_ONE = 2
 
 
 def read_verdicts(dataset: Dataset, limits: QualityLimits) -> tuple[MeasureCounts, Counter[str]]:
@@ -85,7 +86,10 @@ def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Co
     known = [name for name in MEASURES if measures.num_values(name)]
     blocks += [
         _summary(measures, limits, known),
-        Figures("Distributions over all leads; zeros are not drawn.", [_draw(measures, limits, name) for name in known]),
+        Figures(
+            "Distributions over all leads; zeros are not drawn.",
+            [_draw(measures, limits, name) for name in known if measures.maximum(name) > 0],
+        ),
     ]
     if measures.num_bad.any():
         blocks.append(_bad_leads(measures))
@@ -107,18 +111,21 @@ def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Mea
         values = [*(measures.quantile(name, share) for share in _SHARES), measures.maximum(name)]
         limit = _limit(limits, name)
         shown = "none" if limit is None else _with_unit(limit, name)
+        shown = "0" if name == "nan" else shown  # whatever the limits are
         rows.append([_TITLES[name], *(_with_unit(value, name) for value in values), shown, _DEFINITIONS[name]])
     header = ("", *("median" if share == 0.5 else f"{100 * share:g} %" for share in _SHARES), "highest", "limit", "definition")
     return Table("Measures of leads: the value that this share of the leads does not exceed", header, rows)
 
 
 def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:
-    counts = measures.counts[MEASURES.index(name)].sum(axis=0)
+    # Samples are 2 ms apart, which narrower bins would show as gaps.
+    counts = measures.counts[MEASURES.index(name)].sum(axis=0).reshape(-1, _BINS_IN_ONE).sum(axis=1)
     num_zeros = int(measures.num_zeros[MEASURES.index(name)].sum())
-    title = _TITLES[name] + (f" (0: {num_zeros:,})" if num_zeros else "")
+    title = _TITLES[name] + (f" ({num_zeros:,} leads: 0)" if num_zeros else "")
     summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99 % of leads up to "
     summary += f"{_with_unit(measures.quantile(name, 0.99), name)}, {num_zeros:,} leads 0"
-    return draw_log_histogram(title, UNITS[name] or "share", measures.edges, counts, _limit(limits, name), summary)
+    edges = measures.edges[::_BINS_IN_ONE]
+    return draw_log_histogram(title, UNITS[name] or "share", edges, counts, _limit(limits, name), summary)
 
 
 def _bad_leads(measures: MeasureCounts) -> Table:

@@ -26,7 +26,7 @@ _COLUMNS = [
 ]
 
 
-def rejected_section(dataset: Dataset, num_examples: int, has_quality: bool) -> Section:
+def rejected_section(dataset: Dataset, num_examples: int, *, has_quality: bool) -> Section:
     """Returns the reasons with the number of recordings, and examples of each category of rejected crops.
 
     Args:
@@ -47,21 +47,21 @@ def rejected_section(dataset: Dataset, num_examples: int, has_quality: bool) -> 
             blocks.append(Text(f"{caption}: none."))
     if not has_quality:
         blocks.append(Text("A build with --quality keeps examples of rejected crops, which would be drawn here."))
-    else:
-        blocks += _examples(dataset, num_examples)
-    return Section("Rejected recordings", blocks)
+        return Section("Rejected recordings", blocks)
+    return Section("Rejected recordings", blocks, list(_examples(dataset, num_examples)))
 
 
-def _examples(dataset: Dataset, num_examples: int) -> list[Block]:
+def _examples(dataset: Dataset, num_examples: int) -> Iterator[Section]:
     by_category: dict[str, list[Panel]] = {}
     for row in _read_examples(dataset):
         signal = _parse(dataset, row)
         panels = by_category.setdefault(row["category"], [])
         if len(panels) < num_examples and len(by_category) <= _MAX_CATEGORIES:
             panels.append(draw_crop(signal, row, f"rejected: {row['reason']}"))
-    drawn = [(category, panels) for category, panels in by_category.items() if panels]
-    blocks: list[Block] = [Figures(f"Rejected: {category[:_MAX_TEXT]}.", panels, is_wide=True) for category, panels in drawn]
-    return blocks or [Text("No crop was rejected, or no examples were asked for.")]
+    for category, panels in by_category.items():
+        if panels:
+            caption = "The first of them, in the order of the input."
+            yield Section(f"Rejected: {category[:_MAX_TEXT]}", [Figures(caption, panels, is_wide=True)])
 
 
 def _read_examples(dataset: Dataset) -> Iterator[dict[str, Any]]:
@@ -71,8 +71,9 @@ def _read_examples(dataset: Dataset) -> Iterator[dict[str, Any]]:
         sizes = [group.column(group.num_columns - 1).total_uncompressed_size for group in groups]
     if max(sizes, default=0) > _MAX_EXAMPLE_BYTES:
         raise DatasetError(f"{dataset.location}: {QUALITY_FILE}: too many examples; build the dataset again")
-    for table in read_groups(path, _COLUMNS):
-        yield from table.filter(table["example"].is_valid()).to_pylist()
+    for table in read_groups(path, _COLUMNS, dictionaries=["example"]):
+        for batch in table.filter(table["example"].is_valid()).to_batches(max_chunksize=1):
+            yield from batch.to_pylist()
 
 
 def _parse(dataset: Dataset, row: dict[str, Any]) -> NDArray[np.float32]:

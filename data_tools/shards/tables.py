@@ -102,15 +102,26 @@ def _write_group(writer: pq.ParquetWriter, parts: Sequence[pa.Table]) -> None:
 
 
 def read_groups(
-    path: Path, columns: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+    path: Path,
+    columns: Sequence[str] | None = None,
+    start: int = 0,
+    stop: int | None = None,
+    dictionaries: Sequence[str] = (),
 ) -> Iterator[pa.Table]:
     """Yields rows [start, stop) of a table, one row group at a time.
+
+    Args:
+        path: the table.
+        columns: names of columns; None for all.
+        start: first row.
+        stop: one past the last row; None for all.
+        dictionaries: columns in which a value that occurs often is in memory only once.
 
     Raises:
         DatasetError: the table cannot be read.
     """
     # pre_buffer would keep everything that has been read in memory.
-    with _convert_errors(path), pq.ParquetFile(path, pre_buffer=False) as file:
+    with _convert_errors(path), pq.ParquetFile(path, pre_buffer=False, read_dictionary=list(dictionaries)) as file:
         end = 0
         for group in range(file.num_row_groups):
             first, end = end, end + file.metadata.row_group(group).num_rows

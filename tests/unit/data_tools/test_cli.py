@@ -23,7 +23,9 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, st
     return status, captured.out, captured.err
 
 
-@pytest.mark.parametrize("command", ["synth", "download", "build", "convert", "split", "verify", "info", "plot"])
+@pytest.mark.parametrize(
+    "command", ["synth", "download", "build", "convert", "split", "verify", "info", "duplicates", "report", "plot"]
+)
 def test_every_command_has_help_with_an_example(capsys: pytest.CaptureFixture[str], command: str) -> None:
     status, out, _ = run(capsys, command, "--help")
     assert status == 0

@@ -128,6 +128,7 @@ def test_invalid_samples_are_measured_too(tmp_path: Path) -> None:
     write_recording(tmp_path / "in", "B", random_signal(1))
     first, second = read_quality(build(tmp_path / "in", tmp_path / "out", QualityLimits()))
     assert (first["category"], first["nan"][3], first["nan"][0]) == ("NaN", pytest.approx(0.1), 0)
+    assert first["reason"] == "nan 0.1 in aVR (limit 0)"
     assert np.isnan(np.frombuffer(first["example"], "<f4")).sum() == 500
     assert second["category"] is None
 
