@@ -2,7 +2,7 @@
 
 As a script, runs one step and prints its peak memory and time:
 
-    python tests/large_inputs.py plan|verify|info|store FOLDER --crops 10000000
+    python tests/large_inputs.py plan|verify|info|duplicates|store FOLDER --crops 10000000
 """
 
 import argparse
@@ -160,6 +160,21 @@ def info(folder: Path, num_crops: int) -> Callable[[], None]:
     return run
 
 
+def duplicates(folder: Path, num_crops: int) -> Callable[[], None]:
+    """Finds the signals that two datasets have in common."""
+    from data_tools.duplicates.search import DuplicateSearch
+
+    for name in ("one", "two"):
+        (folder / name).mkdir()
+    num_shared = int(REPEATED_SHARE * num_crops)
+    datasets = [write_table(folder / name, num) for name, num in (("one", num_crops), ("two", num_shared))]
+
+    def run() -> None:
+        assert sum(len(table) for table in DuplicateSearch(datasets).find()) == num_shared
+
+    return run
+
+
 def store(folder: Path, num_crops: int) -> Callable[[], None]:
     """Opens the crops for training."""
     from engine.data import CropStore
@@ -174,7 +189,7 @@ def store(folder: Path, num_crops: int) -> Callable[[], None]:
     return run
 
 
-STEPS = {"plan": plan, "verify": verify, "info": info, "store": store}
+STEPS = {"plan": plan, "verify": verify, "info": info, "duplicates": duplicates, "store": store}
 
 
 def memory_kb(field: str) -> int:

@@ -6,6 +6,7 @@ grows with the number of crops.
 """
 
 import glob
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, Literal
 import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from tqdm import tqdm
 
@@ -44,7 +46,7 @@ DUPLICATES_SCHEMA = pa.schema(
 )
 
 _CROPS_AT_ONCE = 64
-_PAIRS_AT_ONCE = 1000
+_NAMED_AT_ONCE, _COMPARED_AT_ONCE = 20_000, 1000  # pairs
 _ENTRY_SCHEMA = pa.schema([("fingerprint", pa.uint64()), ("position", pa.int64())])
 _FINGERPRINTS_PER_CROP = 40  # about
 # A fingerprint of many crops, such as that of a test signal, makes pairs of neighbors only.
@@ -74,13 +76,11 @@ _FIND_CANDIDATES = f"""
     FROM (SELECT *, unnest(range(1, {_NEIGHBORS} + 1)) AS step FROM ranked) AS one
     JOIN ranked ON ranked.fingerprint = one.fingerprint AND ranked.place = one.place + one.step
 """  # noqa: S608  (no part of it is the user's)
-_READ_PAIRS = """
-    SELECT one, two FROM {pairs} AS pairs
-    JOIN samples AS one ON one.position = pairs.position JOIN samples AS two ON two.position = pairs.other
-    WHERE {condition} ORDER BY pairs.position, pairs.other
+# Only of some pairs at a time, because DuckDB does not sort or join many strings out of core.
+_NAME_PAIRS = """
+    SELECT one, two FROM wanted
+    JOIN samples AS one ON one.position = wanted.position JOIN samples AS two ON two.position = wanted.other
 """
-# Crops of one recording may well be similar, as in a paced rhythm, and are no duplicates.
-_OTHER_RECORDING = "(one.dataset, one.source, one.recording) <> (two.dataset, two.source, two.recording)"
 
 
 @dataclass
@@ -134,12 +134,12 @@ class DuplicateSearch:
         """
         num_crops = sum(self.counts.num_crops.values())
         num_rows = num_crops * (1 if self._min_correlation is None else _FINGERPRINTS_PER_CROP)
-        query = _READ_PAIRS.format(pairs="exact", condition="true")
         with scratch_database(num_rows=num_rows) as database, self._convert_errors():
             self._open_samples(database)
             database.execute(_FIND_EXACT)
-            for batch in read_batches(database, query, batch_rows=_PAIRS_AT_ONCE):
-                yield self._describe("exact", [(one, two, _same(one)) for one, two in _rows(batch)])
+            for pairs in _read_pairs(database, "exact", _NAMED_AT_ONCE):
+                lengths = pc.struct_field(pairs["two"], "num_valid_samples").to_pylist()
+                yield self._describe("exact", pairs, [Similarity(1.0, 0, length, 1.0) for length in lengths])
             if self._min_correlation is not None:
                 yield from self._find_near(database, self._min_correlation)
 
@@ -171,13 +171,12 @@ class DuplicateSearch:
             database.register("new", entries)
             database.execute("INSERT INTO entries FROM new")
         database.execute(_FIND_CANDIDATES)
-        query = _READ_PAIRS.format(pairs="candidates", condition=_OTHER_RECORDING)
-        for batch in read_batches(database, query, batch_rows=_CROPS_AT_ONCE):
-            self.counts.num_candidates += len(batch)
-            compared = [(one, two, self._compare(one, two)) for one, two in _rows(batch)]
-            found = [pair for pair in compared if pair[2].correlation >= min_correlation]
-            if found:
-                yield self._describe("near", found)
+        for pairs in _read_pairs(database, "candidates", _COMPARED_AT_ONCE):
+            similarities = []
+            for one, two in zip(pairs["one"], pairs["two"], strict=True):
+                similarities.append(self._compare(one.as_py(), two.as_py()))
+            is_similar = [similarity.correlation >= min_correlation for similarity in similarities]
+            yield self._describe("near", pairs.filter(is_similar), list(itertools.compress(similarities, is_similar)))
 
     def _read_fingerprints(self) -> Iterator[pa.Table]:
         columns = ["key", "shard", "offset", "signal_hash", "num_valid_samples", "leads"]
@@ -195,6 +194,10 @@ class DuplicateSearch:
                         yield pa.Table.from_batches(parts, _ENTRY_SCHEMA)
 
     def _compare(self, one: dict[str, Any], two: dict[str, Any]) -> Similarity:
+        if all(one[name] == two[name] for name in ("dataset", "source", "recording")):
+            # Crops of one recording may well be similar, as in a paced rhythm.
+            return Similarity(0.0, 0, 0, 1.0)
+        self.counts.num_candidates += 1
         shared = [row for row, lead in enumerate(LEADS) if lead in one["leads"] and lead in two["leads"]]
         signals = [self._read_crop(crop)[shared, : crop["num_valid_samples"]] for crop in (one, two)]
         return compare(*signals)
@@ -204,27 +207,32 @@ class DuplicateSearch:
         signal: NDArray[np.int16] = self._stores[crop["dataset"]].read_rows(pa.table(row))[0]
         return signal
 
-    def _describe(self, kind: Kind, pairs: Sequence[tuple[dict[str, Any], dict[str, Any], Similarity]]) -> pa.Table:
-        locations = list(self.counts.num_crops)
-        rows = []
-        for one, two, similarity in pairs:
-            row: dict[str, Any] = {"kind": kind}
-            for prefix, crop in (("", one), ("other_", two)):
-                row |= {prefix + name: crop[name] for name in _NAMES}
-                row[f"{prefix}dataset"] = locations[crop["dataset"]]
-            self.counts.pairs[kind, row["dataset"], row["other_dataset"]] += 1
-            row |= {"correlation": similarity.correlation, "scale": similarity.scale}
-            row |= {"shift_s": similarity.shift / SAMPLING_RATE, "overlap_s": similarity.overlap / SAMPLING_RATE}
-            rows.append(row)
-        return pa.Table.from_pylist(rows, schema=DUPLICATES_SCHEMA)
+    def _describe(self, kind: Kind, pairs: pa.Table, similarities: Sequence[Similarity]) -> pa.Table:
+        locations = pa.array(list(self.counts.num_crops))
+        correlations, shifts, overlaps, scales = np.array(similarities, np.float64).reshape(-1, 4).T
+        columns = {"kind": pa.array([kind] * len(pairs), pa.string()), "correlation": correlations, "scale": scales}
+        columns |= {"shift_s": shifts / SAMPLING_RATE, "overlap_s": overlaps / SAMPLING_RATE}
+        for prefix, side in (("", "one"), ("other_", "two")):
+            columns |= {prefix + name: pc.struct_field(pairs[side], name) for name in _NAMES}
+            columns[f"{prefix}dataset"] = locations.take(columns[f"{prefix}dataset"].combine_chunks())
+        table = pa.table([columns[name] for name in DUPLICATES_SCHEMA.names], schema=DUPLICATES_SCHEMA)
+        where = zip(table["dataset"].to_pylist(), table["other_dataset"].to_pylist(), strict=True)
+        self.counts.pairs.update((kind, *each) for each in where)
+        return table
 
 
-def _rows(batch: pa.RecordBatch) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    yield from zip(batch["one"].to_pylist(), batch["two"].to_pylist(), strict=True)
+def _read_pairs(database: duckdb.DuckDBPyConnection, pairs: str, num_at_once: int) -> Iterator[pa.Table]:
+    """Yields pairs of crops of a table with their rows of the view ``samples``, in order.
 
-
-def _same(crop: dict[str, Any]) -> Similarity:
-    return Similarity(1.0, 0, crop["num_valid_samples"], 1.0)
+    Yields:
+        Columns ``one`` and ``two``, structs.
+    """
+    for batch in read_batches(database, f"SELECT position, other FROM {pairs} ORDER BY ALL", batch_rows=num_at_once):  # noqa: S608
+        database.register("batch", batch)
+        database.execute("CREATE OR REPLACE TABLE wanted AS FROM batch")
+        named = pa.Table.from_batches(list(read_batches(database, _NAME_PAIRS, batch_rows=num_at_once)))
+        keys = {side: pc.struct_field(named[side], "position") for side in ("one", "two")}
+        yield named.take(pc.sort_indices(pa.table(keys), [("one", "ascending"), ("two", "ascending")]))
 
 
 def _make_entries(signals: NDArray[np.int16], rows: pa.RecordBatch, position: int) -> pa.RecordBatch:

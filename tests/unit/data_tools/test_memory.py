@@ -31,7 +31,9 @@ def peak_mb(step: str, folder: Path, num_crops: int) -> float:
 # A scratch database may use 10 bytes per row. The store keeps 24 bytes of each crop, and briefly more.
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs /proc")
-@pytest.mark.parametrize(("step", "bytes_per_crop"), [("plan", 10), ("verify", 10), ("info", 10), ("store", 70)])
+@pytest.mark.parametrize(
+    ("step", "bytes_per_crop"), [("plan", 10), ("verify", 10), ("info", 10), ("duplicates", 10), ("store", 70)]
+)
 def test_memory_does_not_grow_with_the_number_of_crops(tmp_path: Path, step: str, bytes_per_crop: int) -> None:
     small, large = (peak_mb(step, tmp_path / str(num_crops), num_crops) for num_crops in (SMALL, LARGE))
     # A list of keys alone would take 80 MB more; the allocators' share varies by some.
