@@ -283,3 +283,18 @@ def test_builds_write_to_urls(url: str, tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{url}: contains a dataset with other options" in capsys.readouterr().err
     assert Dataset.open(url).fingerprint == Dataset.open(tmp_path / "local").fingerprint
     assert list(verify_dataset(url)) == []
+
+
+def test_quality_and_duplicates_work_at_urls(url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["synth", str(tmp_path / "cohort"), "--patients", "2"]) == 0
+    build = ["build", "physionet2021", str(tmp_path / "cohort")]
+    assert cli.main([*build, url, "--workers", "1", "--quality", "default"]) == 0
+    assert list(verify_dataset(url)) == []
+    assert cli.main([*build, str(tmp_path / "local"), "--workers", "1", "--quality", "default"]) == 0
+    quality = (tmp_path / "local" / "quality.parquet").read_bytes()
+    assert (Dataset.open(url).path / "quality.parquet").read_bytes() == quality
+    num_crops = sum(counts.crops for counts in Dataset.open(url).manifest.counts.values())
+    assert cli.main(["duplicates", url, str(tmp_path / "local")]) == 0
+    assert f"exact: {num_crops} pairs of crops of {url} and {tmp_path / 'local'}" in capsys.readouterr().out
+    assert cli.main([*build, str(tmp_path / "none"), "--workers", "1", "--skip-duplicates-of", url]) == 2
+    assert f"crops as in {url}" in capsys.readouterr().err
