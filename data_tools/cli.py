@@ -1,4 +1,4 @@
-"""``ecg-data``: simulate, download, build, extend, convert, split, verify, describe and plot datasets."""
+"""``ecg-data``: simulate, download, build, extend, convert, split, verify, describe, compare, report and plot datasets."""
 
 import argparse
 import errno
