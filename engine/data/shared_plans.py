@@ -4,7 +4,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import PlanRows, plan_splits, plans_info, read_plan
 from engine.data.shared_arrays import Arrays, share_arrays
 
-_VERSION = 1
+_VERSION = 1  # of what is read from the tables
 
 
 def read_shared_plan(dataset: Dataset, name: str) -> PlanRows:

@@ -25,7 +25,7 @@ from data_tools.shards.manifest import SAMPLES_FILE
 from engine.config.finetune import LabelOptions
 from engine.data.shared_arrays import Arrays, share_arrays
 
-_VERSION = 1
+_VERSION = 1  # of what is read from the tables
 # Of the values of all crops, which may be many; the second dtype is that of data_tools.labels.Labels.
 _DTYPES: dict[Kind, tuple[type[np.generic], type[np.generic]]] = {
     "multilabel": (np.uint8, np.float32),

@@ -22,6 +22,7 @@ class Job(ClusterRun):
         super().__init__(dataset, folder)
         self.hosts = hosts
         self.logs = (self.log, folder / "log-2")
+        self.environment["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         torchrun = ["torchrun", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=3", "--rdzv-backend=c10d"]
         torchrun += ["--rdzv-id=test", f"--rdzv-endpoint={hosts[0].name}:29500", "engine/pretrain.py"]
         torchrun += [*self.arguments, *overrides]
