@@ -32,15 +32,20 @@ from data_tools.build.sharding import (
     write_shards,
     write_staged_shard,
 )
+from data_tools.build.staging import quality_path
 from data_tools.build.summary import by_reason
 from data_tools.build.workers import Workers
+from data_tools.duplicates.hashes import KnownDataset
 from data_tools.files import sync
+from data_tools.quality.limits import QualityLimits
+from data_tools.quality.table import QUALITY_SCHEMA, merge_quality, without_recordings
 from data_tools.remote.pieces import PIECES_FILE
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import (
     ADDITION_FOLDER,
     MANIFEST_FILE,
     NEW_FILES_FOLDER,
+    QUALITY_FILE,
     REJECTED_FILE,
     SAMPLES_FILE,
     AdditionInfo,
@@ -168,7 +173,18 @@ def _options(dataset: Dataset, addition: Addition) -> BuildOptions:
         ) from None
     inputs = tuple(path.expanduser().resolve() for path in addition.inputs)
     accept = frozenset(addition.accept)
-    return BuildOptions(addition.source, inputs, addition.limit, **kept, compression=built.get("compression"), accept=accept)
+    quality = QualityLimits.model_validate(built["quality"]) if "quality" in built else None
+    others = tuple(KnownDataset.find(other["location"]) for other in built.get("skip_duplicates_of", ()))
+    return BuildOptions(
+        addition.source,
+        inputs,
+        addition.limit,
+        **kept,
+        compression=built.get("compression"),
+        accept=accept,
+        quality=quality,
+        skip_duplicates_of=others,
+    )
 
 
 def _remove_outdated(staging: Path, dataset: Dataset) -> None:
@@ -198,8 +214,10 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
     own_rejected = staging / REJECTED_FILE
     with pool as workers:
         num_chunks = stage_recordings(options, files, staging, workers)
-        with make_plan(staging, num_chunks, options.valid_fraction, known=known) as plan:
-            write_groups(own_rejected, REJECTED_SCHEMA, rejected_tables(rejected_rows(files, plan, staging, num_chunks)))
+        others = [other.open() for other in options.skip_duplicates_of]
+        with make_plan(staging, num_chunks, options.valid_fraction, known=known, others=others) as plan:
+            rejected = rejected_rows(files, plan, staging, num_chunks, [other.location for other in others])
+            write_groups(own_rejected, REJECTED_SCHEMA, rejected_tables(rejected))
             plans = tuple(plans_info(dataset).plans)
             summary = AdditionSummary(
                 dataset.path, len(files), files.num_known, plan.counts, *count_reasons(own_rejected), plans=plans
@@ -211,6 +229,8 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
             infos = write_shards(shards, make_shard_tasks(plan, shards), write_staged_shard, workers)
     _write_samples(dataset, shards, new)
     _write_rejected(dataset, files, own_rejected, new)
+    if options.quality is not None:
+        _write_quality(dataset, [quality_path(staging, chunk) for chunk in range(num_chunks)], new)
     _write_manifest(dataset, options, summary, shards, infos)
     _publish(dataset.path)
     return summary
@@ -237,6 +257,12 @@ def _write_rejected(dataset: Dataset, files: Listing, own: Path, new: Path) -> N
             yield from table.to_pylist()
 
     write_groups(new / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rows()))
+
+
+def _write_quality(dataset: Dataset, parts: Sequence[Path], new: Path) -> None:
+    """Writes quality.parquet; the new rows replace those of recordings that were rejected before and now tried again."""
+    before = without_recordings(read_groups(dataset.path / QUALITY_FILE), parts)
+    write_groups(new / QUALITY_FILE, QUALITY_SCHEMA, merge_quality(parts, before))
 
 
 def _write_manifest(

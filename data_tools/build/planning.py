@@ -153,6 +153,7 @@ class Plan:
     def in_both_splits(self) -> Iterator[tuple[int, int]]:
         """Yields (recording, number of its crops that are not used as their patient would be in both splits), sorted."""
         yield from self._read_rows("SELECT recording, count(*) FROM new WHERE is_in_both GROUP BY ALL ORDER BY ALL")
+
     def elsewhere(self) -> Iterator[tuple[int, int, int]]:
         """Yields (recording, number of another dataset, number of crops whose signals that one contains), sorted."""
         yield from self._read_rows("SELECT recording, dataset, count(*) FROM elsewhere GROUP BY ALL ORDER BY ALL")

@@ -6,11 +6,13 @@ A few rejected crops of each category have their signals with them, as examples.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -103,11 +105,10 @@ class QualityLog:
         pq.write_table(table, file, compression="zstd")
 
 
-def merge_quality(parts: Iterable[Path]) -> Iterator[pa.Table]:
-    """Yields the rows of the tables of all chunks; only the first examples of each category keep their signals."""
+def merge_quality(parts: Iterable[Path], before: Iterable[pa.Table] = ()) -> Iterator[pa.Table]:
+    """Yields the rows of some tables, then those of all chunks; only the first examples of each category keep their signals."""
     num_examples: Counter[str] = Counter()
-    for path in parts:
-        table = pq.read_table(path)
+    for table in chain(before, map(pq.read_table, parts)):
         examples = table["example"].to_pylist()
         for row, category in enumerate(table["category"].to_pylist()):
             if examples[row] is not None:
@@ -115,6 +116,18 @@ def merge_quality(parts: Iterable[Path]) -> Iterator[pa.Table]:
                 examples[row] = examples[row] if num_examples[category] <= NUM_EXAMPLES else None
         place = QUALITY_SCHEMA.get_field_index("example")
         yield table.set_column(place, QUALITY_SCHEMA.field(place), pa.array(examples, pa.binary()))
+
+
+def without_recordings(tables: Iterable[pa.Table], parts: Iterable[Path]) -> Iterator[pa.Table]:
+    """Yields the rows of some tables whose recordings are in none of the tables of chunks."""
+    keys = [_recording_keys(pq.read_table(path, columns=["source", "recording"])).unique() for path in parts]
+    measured_again = pa.chunked_array(keys, pa.string())
+    for table in tables:
+        yield table.filter(pc.invert(pc.is_in(_recording_keys(table), measured_again)))
+
+
+def _recording_keys(table: pa.Table) -> pa.Array:
+    return pc.binary_join_element_wise(table["source"], table["recording"], "/").combine_chunks()
 
 
 def measures_array(table: pa.Table, names: Sequence[str] = MEASURES) -> NDArray[np.float32]:

@@ -19,6 +19,8 @@ from data_tools import cli
 from data_tools.build import BuildError, BuildOptions, build_dataset
 from data_tools.build.adding import Addition, AdditionSummary, add_recordings
 from data_tools.build.state import lock
+from data_tools.duplicates.hashes import KnownDataset
+from data_tools.quality.limits import QualityLimits
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError, Encoding
 from data_tools.shards.plans import read_plan
@@ -185,6 +187,40 @@ def test_recordings_that_were_rejected_are_tried_again(tmp_path: Path) -> None:
     assert list(verify_dataset(tmp_path / "out")) == []
 
 
+def test_the_limits_of_the_build_apply_to_what_is_added(tmp_path: Path) -> None:
+    def write_numbers(flat: set[int], numbers: Sequence[int]) -> None:
+        for number in numbers:
+            signal = random_signal(number)
+            if number in flat:
+                signal[7, :3000] = 100
+            write_recording(tmp_path / "in" / "georgia", f"R{number:02d}", signal)
+
+    write_numbers({3}, range(6))
+    limits = QualityLimits(flat=5, clipped=None, baseline=None, noise=None, limb_error=None)
+    options = BuildOptions("physionet2021", (tmp_path / "in",), valid_fraction=0.25, quality=limits)
+    build_dataset(options, tmp_path / "out", num_workers=1)
+    write_numbers({7}, [3, 6, 7])
+    summary = add(tmp_path / "out", tmp_path / "in")
+    assert (summary.num_crops, dict(summary.rejected)) == (2, {"flat lead": 1})
+    rows = pq.read_table(tmp_path / "out" / "quality.parquet").to_pylist()
+    assert [row["recording"] for row in rows] == [f"R{number:02d}" for number in (0, 1, 2, 4, 5, 3, 6, 7)]
+    assert [row["recording"] for row in rows if row["is_rejected"]] == ["R07"]
+    assert list(verify_dataset(tmp_path / "out")) == []
+
+
+def test_signals_of_the_datasets_that_the_build_left_out_are_left_out_again(tmp_path: Path) -> None:
+    write(tmp_path / "other_in", range(4))
+    other = build(tmp_path / "other_in", tmp_path / "other")
+    write(tmp_path / "in", range(2, 8))
+    known = (KnownDataset.find(other.path),)
+    options = BuildOptions("physionet2021", (tmp_path / "in",), valid_fraction=0.25, skip_duplicates_of=known)
+    build_dataset(options, tmp_path / "out", num_workers=1)
+    write(tmp_path / "in", [1, 8], source="ptb-xl")
+    summary = add(tmp_path / "out", tmp_path / "in")
+    assert (summary.num_crops, summary.rejected.total()) == (1, 3)
+    assert set(summary.rejected) == {"signal in another dataset"}
+
+
 def test_plans_keep_their_crops(built: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(folder.parent / "same", range(200, 202), patients=50)
     for plan in ("random", "kfold"):
@@ -246,7 +282,7 @@ def test_any_zarr_library_can_read_what_was_added(built: Path, tmp_path: Path) -
 
 def test_training_notices_the_new_crops(built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("engine.data.crop_index.SHARED_SAMPLES", 1)  # so that the index is kept in the cache
+    monkeypatch.setattr("engine.data.shared_arrays.SHARED_CROPS", 1)  # so that the index is kept in the cache
     old = Dataset.open(folder)
     before = CropStore(old, "pretrain", unit="crop")
     add(folder, built / "more")

@@ -140,7 +140,7 @@ def test_an_addition_keeps_signals_unique_and_patients_in_one_split(
     with tempfile.TemporaryDirectory() as name:
         for number, index in enumerate(chunks):
             np.save(index_path(Path(name), number), index)
-        with make_plan(Path(name), len(chunks), fraction, cast("KnownCrops", known)) as plan:
+        with make_plan(Path(name), len(chunks), fraction, known=cast("KnownCrops", known)) as plan:
             places = {split: np.concatenate([np.empty((0, 3), int), *plan.places(split, 5)]) for split in ("pretrain", "valid")}
             counts = plan.counts
             in_both = dict(plan.in_both_splits())
