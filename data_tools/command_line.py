@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+from data_tools.remote.locations import parse_location
 from data_tools.validation import one_line
 
 EXIT_USAGE = 2
@@ -23,7 +24,19 @@ class Parser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
 
-def run_script(name: str, run: Callable[[], int], output: Path) -> int:
+def dataset_location(text: str) -> str | Path:
+    """Parses the location of a dataset: a URL stays text, anything else is a folder.
+
+    Raises:
+        argparse.ArgumentTypeError: the URL contains a password. Other errors would make argparse print it.
+    """
+    try:
+        return parse_location(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def run_script(name: str, run: Callable[[], int], output: str | Path) -> int:
     """Runs a script that writes its output atomically, and prints its errors as one line.
 
     Args:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_tools.command_line import run_script
+from data_tools.command_line import dataset_location, run_script
 from engine.device import select_device
 from engine.inference import Embedder, embed_input
 from engine.inference.command_line import apply_to_input, make_parser, parse_leads
@@ -37,7 +37,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("embed", _DESCRIPTION, _EXAMPLE)
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder of the model, from engine/convert.py")
-    add("--input", type=Path, required=True, metavar="FOLDER", help="a dataset, or WFDB recordings (.hea) at any depth")
+    add(
+        "--input",
+        type=dataset_location,
+        required=True,
+        metavar="INPUT",
+        help="folder or URL of a dataset, or folder of WFDB recordings (.hea) at any depth",
+    )
     add("--output", type=Path, required=True, metavar="OUT.npz", help="output file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II; others are set to zero")

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from data_tools.command_line import run_script
+from data_tools.command_line import dataset_location, run_script
 from data_tools.labels import Labeler
 from data_tools.shards.dataset import Dataset
 from engine.device import select_device
@@ -98,7 +98,7 @@ def _make_parser() -> argparse.ArgumentParser:
     parser = make_parser("evaluate", _DESCRIPTION, _EXAMPLE)
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
-    add("--data", type=Path, required=True, metavar="DATASET", help="dataset")
+    add("--data", type=dataset_location, required=True, metavar="DATASET", help="folder or URL of the dataset")
     add("--train-split", metavar="NAME", help="split that probes are fitted to (default: train; without a plan pretrain)")
     add("--valid-split", default="valid", metavar="NAME", help="split that chooses the probe (default: valid)")
     add("--labels", metavar="SCHEME", help="cinc2021, ptbxl_all, ..., or table (default: the model's own)")

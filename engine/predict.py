@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_tools.command_line import run_script
+from data_tools.command_line import dataset_location, run_script
 from engine.device import select_device
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
 from engine.inference import Predictor, predict_input
@@ -38,7 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("predict", _DESCRIPTION, _EXAMPLE)
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
-    add("input", type=Path, metavar="INPUT", help="a dataset, or a folder of WFDB recordings (.hea) at any depth")
+    add(
+        "input",
+        type=dataset_location,
+        metavar="INPUT",
+        help="folder or URL of a dataset, or folder of WFDB recordings (.hea) at any depth",
+    )
     add("-o", "--output", type=Path, required=True, metavar="OUT", help="output file, .parquet or .csv")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II (default: those of fine-tuning)")

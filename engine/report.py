@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from data_tools.command_line import Parser, run_script
+from data_tools.command_line import Parser, dataset_location, run_script
 from data_tools.files import write_text
 from engine.inference.run import check_output
 from engine.reporting import make_report
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, .html")
     add("--title", default="Report", metavar="TEXT", help="title of the page (default: Report)")
-    add("--data", type=Path, metavar="DATASET", help="dataset of the evaluations (default: its recorded path)")
+    add("--data", type=dataset_location, metavar="DATASET", help="dataset of the evaluations (default: its recorded path)")
     add("--projection", choices=sorted(PROJECTIONS), default="pca", help="projection of embeddings (default: pca)")
     add("--examples", type=int, default=2, metavar="N", help="ECGs to draw for right, and for wrong, predictions (default: 2)")
     options = parser.parse_args(arguments)

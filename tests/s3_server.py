@@ -81,6 +81,7 @@ class FaultProxy:
         fault: "flaky": every other answer is a 503; "drop": every other answer breaks off; "slow": an answer takes 50 ms;
             "wrong": a bit of each part of a shard is flipped; "gone": the bucket does not exist any more.
         num_wrong: for "wrong": how many answers are; None: all.
+        only: what the path of a disturbed request contains.
         num_requests: number of requests by method.
         paths: paths of the GET requests.
     """
@@ -88,6 +89,7 @@ class FaultProxy:
     url: str = ""
     fault: Fault = "none"
     num_wrong: int | None = None
+    only: str = ""
     num_requests: Counter[str] = field(default_factory=Counter)
     paths: list[str] = field(default_factory=list)
 
@@ -124,14 +126,15 @@ def _forward(state: FaultProxy, target: str, handler: BaseHTTPRequestHandler) ->
     is_odd = state.num_requests.total() % 2 == 1
     if handler.command == "GET":
         state.paths.append(handler.path)
-    if state.fault == "gone":
+    fault = state.fault if state.only in handler.path else "none"
+    if fault == "gone":
         text = b"<?xml version='1.0'?><Error><Code>NoSuchBucket</Code><Message>No such bucket.</Message></Error>"
         _reply(handler, 404, {}, text)
         return
-    if state.fault == "flaky" and is_odd:
+    if fault == "flaky" and is_odd:
         _reply(handler, 503, {}, b"")
         return
-    if state.fault == "slow":
+    if fault == "slow":
         threading.Event().wait(0.05)
     connection = http.client.HTTPConnection(target.removeprefix("http://"), timeout=60)
     try:
@@ -144,10 +147,10 @@ def _forward(state: FaultProxy, target: str, handler: BaseHTTPRequestHandler) ->
     if handler.command == "HEAD":
         headers["Content-Length"] = response.headers.get("Content-Length", "0")
     is_shard = handler.command == "GET" and ("/shards/" in handler.path or "/c." in handler.path)
-    if state.fault == "wrong" and is_shard and content and state.num_wrong != 0:
+    if fault == "wrong" and is_shard and content and state.num_wrong != 0:
         content = bytes([content[0] ^ 1]) + content[1:]
         state.num_wrong = None if state.num_wrong is None else state.num_wrong - 1
-    _reply(handler, response.status, headers, content, is_cut=state.fault == "drop" and is_odd and handler.command == "GET")
+    _reply(handler, response.status, headers, content, is_cut=fault == "drop" and is_odd and handler.command == "GET")
 
 
 def _reply(

@@ -4,9 +4,9 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from data_tools.command_line import Parser
+from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
-from data_tools.remote.locations import parse_location, url_of
+from data_tools.remote.locations import url_of
 
 _EXIT_PROBLEMS = 1
 
@@ -89,7 +89,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data build physionet2021 training/georgia training/ptb-xl datasets/two --workers 8",
     )
     _add_inputs(command)
-    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the dataset")
+    command.add_argument("out", metavar="OUT", type=dataset_location, help="folder or URL for the dataset")
     _add_format(command, "format of the shards: tar (uncompressed) or zarr (a third of the size); default: tar", default="tar")
     _add_workers(command)
     command.add_argument("--seed", type=int, default=0, metavar="S", help="seed for the split and the shuffle (default: 0)")
@@ -253,8 +253,8 @@ def add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Convert a dataset to another format of shards, without loss. The same command resumes an interrupted conversion.",
         "ecg-data convert datasets/two datasets/two-zarr --format zarr",
     )
-    command.add_argument("dataset", metavar="IN", type=parse_location, help="folder or URL of the dataset")
-    command.add_argument("out", metavar="OUT", type=parse_location, help="folder or URL for the new dataset")
+    command.add_argument("dataset", metavar="IN", type=dataset_location, help="folder or URL of the dataset")
+    command.add_argument("out", metavar="OUT", type=dataset_location, help="folder or URL for the new dataset")
     _add_format(command, "format of the new shards", default=None)
     command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
 

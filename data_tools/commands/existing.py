@@ -4,9 +4,9 @@ import argparse
 import itertools
 from pathlib import Path
 
-from data_tools.command_line import Parser
+from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
-from data_tools.remote.locations import parse_location, url_of
+from data_tools.remote.locations import url_of
 
 _EXIT_PROBLEMS = 1
 
@@ -21,7 +21,7 @@ def add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
         " Patients are kept together where they are known, otherwise recordings.",
         "ecg-data split datasets/six --plan paper --patients ptbxl_database.csv",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
     command.add_argument(
         "--plan",
         metavar="PLAN",
@@ -64,7 +64,7 @@ def add_verify(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Verify every hash, count and shape of a dataset. Problems are listed, and the exit status is 1 if there are any.",
         "ecg-data verify datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
 
 
 def _verify(options: argparse.Namespace) -> int:
@@ -95,7 +95,7 @@ def add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Describe a dataset: counts per split and source, hours of ECG, label frequencies, rejected recordings, plans.",
         "ecg-data info datasets/two",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
 
 
 def _info(options: argparse.Namespace) -> int:
@@ -118,7 +118,7 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "Plot a crop on ECG paper, or the effect of each augmentation on it (--augment).",
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="folder or URL of the dataset")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
     command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument(

@@ -42,6 +42,11 @@ def parse_location(text: str) -> str | Path:
     return url_of(text) or folder_of(text)
 
 
+def hide_passwords(text: str) -> str:
+    """Returns a text in which no URL has a user name and a password."""
+    return re.sub(r"(:/+)[^/\s]*@", r"\1", text)
+
+
 def display(folder: Path) -> str:
     """Returns the location of a dataset for messages: its URL if the folder is its folder in the cache."""
     with suppress(OSError, ValueError, KeyError, TypeError):

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, get_args
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from data_tools.remote.locations import hide_passwords
 from data_tools.validation import explain_mistake
 from engine.config.base import RunConfig
 from engine.config.strict_yaml import parse_yaml
@@ -162,7 +163,7 @@ def _describe(error: ValidationError, config_class: type[Options], layer: _Layer
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "value_error" and path not in layer.sources:
         where = layer.source(path)  # of several keys together, which the text names
-    return f"{where}: {_explain(first, path, config_class, layer.values)}{more}"
+    return hide_passwords(f"{where}: {_explain(first, path, config_class, layer.values)}{more}")
 
 
 def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], values: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, field_serializer, model_validator
+from pydantic import AfterValidator, Field, PlainSerializer, model_validator
 
 from data_tools.augmentations import AugmentationOptions
 from data_tools.leads import LEAD_COMBINATIONS, LEADS, canonical_lead
@@ -12,10 +12,21 @@ from data_tools.remote.locations import parse_location
 from engine.options import Options, UserError
 
 
+def _check_location(path: Path) -> Path:
+    parse_location(str(path))
+    return path
+
+
+# Location of a dataset; pathlib makes one slash of the two in a URL, which are put back where the configuration is written.
+_Location = Annotated[
+    Path, AfterValidator(_check_location), PlainSerializer(lambda path: str(parse_location(str(path))), return_type=str)
+]
+
+
 class DatasetOptions(Options):
     """A dataset of a mixture."""
 
-    path: Path
+    path: _Location
     """Dataset folder or URL."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Average number of times that each of its crops is read per epoch: 0.5 reads half of them, 2 reads all of them twice.
@@ -23,15 +34,11 @@ class DatasetOptions(Options):
     plan: str | None = None
     """Plan whose splits are used, as in data.plan; null: the stored splits."""
 
-    @field_serializer("path")
-    def _write_location(self, path: Path) -> str:
-        return str(parse_location(str(path)))
-
 
 class DataOptions(Options):
     """Which crops are read, and how they are loaded."""
 
-    path: Path | None = None
+    path: _Location | None = None
     """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); this or datasets
     must be set when a run starts."""
     cache: Path | None = None
@@ -67,10 +74,6 @@ class DataOptions(Options):
     size, before the first step. Data from object storage are checked only against their CRC, whenever they are fetched."""
     augmentations: AugmentationOptions = AugmentationOptions()
     """Augmentations applied to both training and validation batches."""
-
-    @field_serializer("path")
-    def _write_location(self, path: Path | None) -> str | None:
-        return None if path is None else str(parse_location(str(path)))
 
     @model_validator(mode="after")
     def _check_datasets(self) -> Self:

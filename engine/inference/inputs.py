@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from data_tools.build.crops import SkipReasons, crop_key, usable_crops
 from data_tools.build.listing import Listing
 from data_tools.files import printable
-from data_tools.remote.locations import url_of
+from data_tools.remote.locations import folder_of, url_of
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import MANIFEST_FILE, DatasetError
 from data_tools.shards.plans import plan_splits, read_plan
@@ -80,11 +80,11 @@ class Input:
     close: Callable[[], None]
 
 
-def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -> Input:
+def open_input(location: str | Path, split: str | None, plan: str | None, scratch: Path) -> Input:
     """Opens a dataset's folder (it has a manifest) or URL, or a folder of WFDB recordings at any depth.
 
     Args:
-        path: the folder.
+        location: folder or URL.
         split: split of a dataset; None: all splits.
         plan: plan whose splits are used; None: the stored splits.
         scratch: folder for temporary files.
@@ -94,8 +94,9 @@ def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -
         DatasetError: the dataset cannot be used or lacks the plan or split.
         ValueError: the folder contains no recordings.
     """
-    if url_of(path) is not None:
-        return _open_dataset(path, split, plan)
+    if url_of(location) is not None:
+        return _open_dataset(location, split, plan)
+    path = folder_of(location)
     if not path.is_dir():
         raise UserError(f"{path}: no such folder: choose a dataset or a folder of WFDB recordings (.hea)")
     if (path / MANIFEST_FILE).exists():
@@ -106,7 +107,7 @@ def open_input(path: Path, split: str | None, plan: str | None, scratch: Path) -
     return _open_recordings(path, scratch)
 
 
-def _open_dataset(path: Path, split: str | None, plan: str | None) -> Input:
+def _open_dataset(path: str | Path, split: str | None, plan: str | None) -> Input:
     dataset = Dataset.open(path)
     names = dataset.splits if plan is None else plan_splits(dataset, plan)
     if split is not None and split not in names:

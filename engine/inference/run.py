@@ -109,7 +109,7 @@ class Runner:
 
 
 def embed_input(
-    embedder: Embedder, path: Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
+    embedder: Embedder, path: str | Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
 ) -> Summary:
     """Embeds every crop of a dataset or of a folder of WFDB recordings.
 
@@ -147,7 +147,7 @@ def embed_input(
 
 
 def predict_input(
-    predictor: Predictor, path: Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
+    predictor: Predictor, path: str | Path, out: Path, runner: Runner, *, split: str | None = None, plan: str | None = None
 ) -> Summary:
     """Predicts the labels of every recording of a dataset or of a folder of WFDB recordings.
 

@@ -42,7 +42,7 @@ _MAIN = {
 _MAX_COMPARED = 12  # rows in the figure of scores by leads
 
 
-def evaluation_section(evaluation: EvaluationFolder, data: Path | None, projection: str, num_examples: int) -> Section:
+def evaluation_section(evaluation: EvaluationFolder, data: str | Path | None, projection: str, num_examples: int) -> Section:
     """Returns the section of an evaluation.
 
     Args:

@@ -37,10 +37,10 @@ class Gallery:
         UserError: ``data`` is given, but is not the dataset that was evaluated.
     """
 
-    def __init__(self, evaluation: EvaluationFolder, data: Path | None, num_examples: int) -> None:
+    def __init__(self, evaluation: EvaluationFolder, data: str | Path | None, num_examples: int) -> None:
         self.num_examples = num_examples
         self.problem = ""
-        recorded = Path(evaluation.results.dataset)
+        recorded = evaluation.results.dataset
         try:
             self._dataset = Dataset.open(data or recorded)
         except DatasetError as error:

@@ -9,7 +9,7 @@ from engine.reporting.inputs import RunFolder, open_input
 from engine.reporting.runs import describe_run, run_section
 
 
-def make_report(paths: Sequence[Path], title: str, data: Path | None, projection: str, num_examples: int) -> str:
+def make_report(paths: Sequence[Path], title: str, data: str | Path | None, projection: str, num_examples: int) -> str:
     """Returns a page as HTML.
 
     Args:

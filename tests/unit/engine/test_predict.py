@@ -208,3 +208,13 @@ def test_errors_are_one_line(
     assert (status, out, len(err)) == (2, "", 1)
     assert message in err[0]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["encoder", "model", "set"]
+
+
+def test_an_input_may_be_a_url(run: Run, model: Path, dataset: Path, tmp_path: Path) -> None:
+    assert run(model, dataset, "-o", tmp_path / "folder.csv")[0] == 0
+    assert run(model, dataset.as_uri(), "-o", tmp_path / "url.csv")[0] == 0
+    assert (tmp_path / "url.csv").read_bytes() == (tmp_path / "folder.csv").read_bytes()
+    status, _, lines = run(model, "s3://key:secret@bucket/set", "-o", tmp_path / "out.csv")
+    assert status == 2
+    assert len(lines) == 1
+    assert "s3://bucket: write credentials into the environment, not into the URL" in lines[0]

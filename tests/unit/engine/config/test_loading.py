@@ -181,6 +181,13 @@ def test_a_mistake_is_one_line_with_a_remedy(override: str, fragments: list[str]
         assert fragment in message
 
 
+@pytest.mark.parametrize("override", ["data.path=s3://key:secret@bucket/a", "data.datasets=[{path: https://me:secret@host/a}]"])
+def test_a_password_in_a_url_is_refused_and_not_repeated(override: str) -> None:
+    with pytest.raises(UserError, match="write credentials into the environment, not into the URL") as caught:
+        load(override)
+    assert "secret" not in str(caught.value)
+
+
 def test_a_mistake_names_the_file_it_is_in(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"base": str(PAPER), "model": {"detph": 3}}))
