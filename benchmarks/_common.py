@@ -19,7 +19,8 @@ from engine.training.throughput import cpu_model, num_cores
 
 # Packages whose versions affect the results; those that are not installed are omitted.
 _DISTRIBUTIONS = (
-    "ecg-engine", "torch", "deepspeed", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "webdataset", "numpy", "pyarrow", "zarr",
+    "ecg-engine", "torch", "deepspeed", "nvidia-dali-cuda130", "nvidia-dali-cuda120", "webdataset", "litdata",
+    "mosaicml-streaming", "numpy", "pyarrow", "zarr",
 )  # fmt: skip
 
 

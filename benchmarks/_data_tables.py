@@ -1,6 +1,7 @@
 """The tables of the benchmarks of building and loading data."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from _results import Result, Table, spread
 
@@ -46,8 +47,42 @@ def _loader(result: Result) -> list[Table]:
     return [Table(caption, ["loader", "data", "crops/s", "min", "max", "speedup over webdataset"], rows)]
 
 
+COMPARISON_HEADERS = [
+    "loader", "from", "crops/s", "min", "max", "first epoch crops/s", "first batch s", "CPU s per 1,000 crops", "MB of memory",
+    "kB per crop",
+]  # fmt: skip
+
+
+def comparison_rows(loaders: Sequence[Mapping[str, Any]], num_crops: int) -> list[list[object]]:
+    """Returns a row under COMPARISON_HEADERS for each result of ``compare_loaders.py``."""
+    medians = ("first_epoch_crops_per_second", "first_batch_seconds", "cpu_seconds_per_1000_crops", "memory_mb")
+    return [
+        [
+            each["loader"],
+            each["storage"],
+            *spread(each["later_epochs_crops_per_second"]),
+            *(each[name]["median"] for name in medians),
+            each["bytes"] / num_crops / 1000,
+        ]
+        for each in loaders
+    ]
+
+
+def _comparison(result: Result) -> list[Table]:
+    config, metrics = result["config"], result["metrics"]
+    caption = (
+        f"{config['num_crops']:,} crops ({config['recordings']}, repeated), batch {config['batch_size']}, {config['workers']} "
+        "workers; crops/s of the epochs after the first. On the disk the page cache is warm; from S3 the first epoch starts "
+        "with an empty cache."
+    )
+    skipped = [f"{name}: {reason}." for name, reason in metrics["skipped"].items()]
+    rows = comparison_rows(metrics["loaders"], config["num_crops"])
+    return [Table(" ".join([caption, *(["Not measured:"] if skipped else []), *skipped]), COMPARISON_HEADERS, rows)]
+
+
 DATA_TABLES: dict[str, Callable[[Result], list[Table]]] = {
     "build_shards": _build,
     "loader": _loader,
+    "compare_loaders": _comparison,
     "data_scale": _data_scale,
 }

@@ -5,9 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from data_tools.command_line import Parser
+from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, print_line
-from data_tools.remote.locations import parse_location
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -23,7 +22,7 @@ def add_duplicates(commands: "argparse._SubParsersAction[Parser]") -> None:
         " Changes nothing; `ecg-data build --skip-duplicates-of` leaves crops out.",
         "ecg-data duplicates datasets/ptb-xl datasets/physionet2021 --near -o duplicates.parquet",
     )
-    command.add_argument("datasets", metavar="DATASET", type=parse_location, nargs="+", help="its folder or URL")
+    command.add_argument("datasets", metavar="DATASET", type=dataset_location, nargs="+", help="folder or URL of the dataset")
     command.add_argument("-o", "--output", metavar="FILE", type=Path, help="table of the pairs, .parquet or .csv")
     command.add_argument("--near", action="store_true", help="also find shifted or rescaled copies, which reads all signals")
     command.add_argument(
@@ -71,7 +70,7 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
         " why. It contains everything it shows and no scripts, so it can be mailed or archived.",
         "ecg-data report datasets/two -o report.html",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder or URL")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
     command.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, .html")
     command.add_argument("--title", metavar="TEXT", help="title of the page (default: the dataset's location)")
     command.add_argument(

@@ -113,7 +113,7 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument(
         "--skip-duplicates-of",
         action="append",
-        type=parse_location,
+        type=dataset_location,
         default=[],
         metavar="DATASET",
         help="leave out crops whose signals this dataset contains; may be repeated. Signals that occur twice in the input are"
@@ -174,7 +174,7 @@ def add_add(commands: "argparse._SubParsersAction[Parser]") -> None:
         " patients whom it has stay in their split. The same command resumes an interrupted addition.",
         "ecg-data add datasets/two physionet2021 training/ningbo",
     )
-    command.add_argument("dataset", metavar="DATASET", type=parse_location, help="its folder")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="its folder")
     _add_inputs(command)
     _add_workers(command)
     _add_accept(command)

@@ -106,7 +106,9 @@ class Task(ABC):
         """Returns the names that the dataset or plan has for ``train`` and, unless it does not have one, ``valid``."""
         plan = config.data.plan
         names = {"train": config.data.training_split}
-        if config.data.valid_split in (dataset.splits if plan is None else plan_splits(dataset, plan)):
+        # A build with --valid-fraction 0 has the split, but no crops in it.
+        stored = [split for split, counts in dataset.manifest.counts.items() if counts.crops]
+        if config.data.valid_split in (stored if plan is None else plan_splits(dataset, plan)):
             names["valid"] = config.data.valid_split
         return names
 

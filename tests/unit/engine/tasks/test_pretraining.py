@@ -54,6 +54,11 @@ def test_the_weights_follow_from_the_seed() -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_split_without_crops_counts_as_absent(tmp_path: Path) -> None:
+    dataset = Dataset.open(write_dataset(tmp_path / "dataset", {"pretrain": 4, "valid": 0}))
+    assert list(PretrainingTask.open_splits(PretrainConfig.model_validate(CONFIG), dataset)) == ["train"]
+
+
 def test_crops_that_a_plan_holds_out_are_refused(tmp_path: Path) -> None:
     def open_splits(**data: str) -> dict[str, int]:
         config = PretrainConfig.model_validate(CONFIG | {"data": {"path": str(folder), **data}})

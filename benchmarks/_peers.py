@@ -1,0 +1,384 @@
+"""The loaders that ``compare_loaders.py`` compares, each behind the same few lines.
+
+Every loader delivers float32 [B, 2, 12, 2500] in mV, shuffled, each crop once per epoch. B crops per batch.
+"""
+
+import importlib
+import io
+import math
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import obstore
+import torch
+from numpy.typing import NDArray
+from obstore.store import S3Store
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torch.utils.dlpack import from_dlpack
+
+from data_tools.build.conversion import convert_dataset
+from data_tools.leads import LEADS
+from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
+from data_tools.remote.bucket import Bucket
+from data_tools.remote.locations import url_of
+from data_tools.remote.options import CacheOptions
+from data_tools.remote.upload import output_folder
+from data_tools.shards.dataset import Dataset
+from data_tools.shards.manifest import Encoding
+from engine.data import CropStore, DataOptions, SampleOrder, make_loader
+
+SPLIT = "pretrain"
+SEED = 1
+Crop = NDArray[np.int16]
+_CROP_BYTES = 2 * len(LEADS) * CROP_SAMPLES
+_SHUFFLE_BUFFER = 1000
+# Crops in a chunk of litdata's and a shard of mosaicml-streaming's: about their default size of 64 MB.
+_CROPS_PER_CHUNK = 512
+_CACHE_BYTES = 1 << 40
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What is read, and how.
+
+    Attributes:
+        dataset: the dataset in tar shards, from which everything else is made.
+        location: folder or URL of the loader's own data, see :meth:`Peer.prepare`.
+        batch_size: crops per batch.
+        workers: worker processes, or threads where a loader has threads.
+        cache: empty folder for what is fetched from a URL.
+    """
+
+    dataset: Path
+    location: str
+    batch_size: int
+    workers: int
+    cache: Path
+
+
+def to_segments(crops: Crop | Sequence[Crop]) -> Tensor:
+    """Converts crops, int16 [B, 12, 5000] in uV, to what the engine's loaders deliver."""
+    halves = torch.from_numpy(np.asarray(crops)).view(-1, len(LEADS), 2, SEGMENT_SAMPLES).transpose(1, 2)
+    return torch.empty(halves.shape).copy_(halves).mul_(1e-3)
+
+
+class Peer(ABC):
+    """A loader.
+
+    Args:
+        reading: what it reads; opened at once.
+    """
+
+    package: ClassVar[str]
+    """What must be installed; its name in the package index is in the extra ``bench``."""
+    reads_urls: ClassVar[bool] = True
+    """Whether it reads from S3 itself."""
+
+    @abstractmethod
+    def __init__(self, reading: Reading) -> None: ...
+
+    @abstractmethod
+    def epoch(self) -> Iterator[Tensor]:
+        """Yields the batches of the next epoch."""
+
+    def close(self) -> None:  # noqa: B027 -- most have nothing to close
+        """Stops threads."""
+
+    @classmethod
+    @abstractmethod
+    def prepare(cls, dataset: Path, out: Path) -> Path:
+        """Writes the loader's own data of the dataset to ``out``; returns their folder.
+
+        A loader that reads the dataset itself writes nothing.
+        """
+
+    @classmethod
+    def upload(cls, folder: Path, url: str) -> None:
+        """Copies the data to a URL."""
+        bucket = Bucket(url)
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                bucket.write(path.relative_to(folder).as_posix(), path)
+
+
+class _Engine(Peer):
+    """This engine's loader; its batches also contain rows, recordings and patients."""
+
+    package = "engine"
+    _format: ClassVar[Encoding]
+
+    def __init__(self, reading: Reading) -> None:
+        store = CropStore(Dataset.open(reading.location, CacheOptions(reading.cache, _CACHE_BYTES)), SPLIT)
+        order = SampleOrder(store.num_samples, SEED)
+        options = DataOptions(loader="torch", num_threads=reading.workers)
+        self._num_crops = store.num_samples
+        self._left = torch.empty(0)
+        self._loader = make_loader(options, store, order, leads=len(LEADS), batch_size=reading.batch_size)
+
+    def epoch(self) -> Iterator[Tensor]:
+        num_left = self._num_crops
+        while num_left:
+            # Its stream has no last batch that is smaller: epochs follow each other within a batch.
+            segments = self._left if len(self._left) else next(self._loader).segments
+            self._left = segments[num_left:]
+            num_left -= len(segments) - len(self._left)
+            yield segments[: len(segments) - len(self._left)]
+
+    def close(self) -> None:
+        self._loader.close()
+
+    @classmethod
+    def prepare(cls, dataset: Path, out: Path) -> Path:
+        return dataset if cls._format == "tar" else convert_dataset(dataset, out, cls._format).path
+
+    @classmethod
+    def upload(cls, folder: Path, url: str) -> None:
+        with output_folder(url, folder) as out:
+            convert_dataset(folder, out, cls._format)
+
+
+class EngineTar(_Engine):
+    """Tar shards."""
+
+    _format = "tar"
+
+
+class EngineZarr(_Engine):
+    """zarr shards with pcodec."""
+
+    _format = "zarr"
+
+
+class _Workers(Peer):
+    """A loader that runs in worker processes of PyTorch's DataLoader."""
+
+    loader: Any
+
+    def epoch(self) -> Iterator[Tensor]:
+        return iter(self.loader)
+
+
+class _ReadsTar(Peer):
+    """A loader that reads the dataset's tar shards as they are."""
+
+    @classmethod
+    def prepare(cls, dataset: Path, out: Path) -> Path:  # noqa: ARG003
+        return dataset
+
+
+class WebDataset(_ReadsTar, _Workers):
+    """webdataset's usual pipeline with a shuffle buffer; from S3 through curl, as it documents, into its cache."""
+
+    package = "webdataset"
+
+    def __init__(self, reading: Reading) -> None:
+        webdataset = importlib.import_module(self.package)
+        files = [shard.file for shard in Dataset.open(reading.dataset).shards(SPLIT)]
+        is_remote = url_of(reading.location) is not None
+        urls = _signed_urls(reading.location, files) if is_remote else [f"{reading.location}/{file}" for file in files]
+        cache = {"cache_dir": str(reading.cache)} if is_remote else {}
+        pipeline = (
+            webdataset.WebDataset(urls, shardshuffle=len(urls), seed=SEED, **cache)
+            .shuffle(_SHUFFLE_BUFFER)
+            .to_tuple("npy")
+            .map_tuple(_read_npy)
+            .batched(reading.batch_size, collation_fn=_collate_tuples, partial=True)
+        )
+        workers = min(reading.workers, len(urls))  # it gives whole shards to them
+        self.loader = webdataset.WebLoader(pipeline, batch_size=None, num_workers=workers, persistent_workers=True)
+
+
+def _signed_urls(url: str, files: Sequence[str]) -> list[str]:
+    own: dict[str, Any] = {"endpoint": os.environ["AWS_ENDPOINT_URL"]} if "AWS_ENDPOINT_URL" in os.environ else {}
+    store: Any = S3Store.from_url(url, client_options={"allow_http": True}, **own)
+    return [f"pipe:curl -s -f '{obstore.sign(store, 'GET', file, timedelta(days=1))}'" for file in files]
+
+
+def _read_npy(data: bytes) -> Crop:
+    crop: Crop = np.load(io.BytesIO(data))
+    return crop
+
+
+def _collate_tuples(samples: Sequence[tuple[Crop]]) -> Tensor:
+    return to_segments(np.stack([crop for (crop,) in samples]))
+
+
+def _collate(samples: Sequence[Crop]) -> Tensor:
+    return to_segments(np.stack(samples))
+
+
+class Dali(_ReadsTar):
+    """DALI's own webdataset reader on the CPU."""
+
+    package = "nvidia.dali"
+    reads_urls = False
+
+    def __init__(self, reading: Reading) -> None:
+        dali, fn, types = (importlib.import_module(f"nvidia.dali{name}") for name in ("", ".fn", ".types"))
+        shards = Dataset.open(reading.dataset).shards(SPLIT)
+        pipeline = dali.Pipeline(reading.batch_size, reading.workers, device_id=None, prefetch_queue_depth=2, seed=SEED)
+        with pipeline:
+            files = fn.readers.webdataset(
+                paths=[f"{reading.location}/{shard.file}" for shard in shards],
+                index_paths=[f"{reading.location}/{shard.index.file}" for shard in shards if shard.index is not None],
+                ext=["npy"],
+                dtypes=[types.UINT8],
+                missing_component_behavior="error",
+                random_shuffle=True,
+                initial_fill=_SHUFFLE_BUFFER,
+                name="reader",
+            )
+            # The header of an npy file of version 1.0, whose length depends on the shape only.
+            crops = fn.reinterpret(files[_npy_header_bytes() :], dtype=types.INT16, shape=[len(LEADS), 2, SEGMENT_SAMPLES])
+            pipeline.set_outputs(fn.transpose(fn.cast(crops, dtype=types.FLOAT) * 1e-3, perm=[1, 0, 2]))
+        pipeline.build()
+        self._pipeline = pipeline
+        self._num_crops = pipeline.epoch_size("reader")
+        self._batch_size = reading.batch_size
+
+    def epoch(self) -> Iterator[Tensor]:
+        for number in range(math.ceil(self._num_crops / self._batch_size)):
+            (output,) = self._pipeline.run()
+            segments: Tensor = from_dlpack(output.as_tensor())
+            yield segments[: self._num_crops - number * self._batch_size]
+
+
+def _npy_header_bytes() -> int:
+    buffer = io.BytesIO()
+    np.lib.format.write_array(buffer, np.zeros((len(LEADS), CROP_SAMPLES), np.int16), version=(1, 0))
+    return len(buffer.getvalue()) - _CROP_BYTES
+
+
+class LitData(_Workers):
+    """litdata's streaming dataset."""
+
+    package = "litdata"
+
+    def __init__(self, reading: Reading) -> None:
+        litdata = importlib.import_module(self.package)
+        where: dict[str, Any] = {"input_dir": reading.location}
+        if url_of(reading.location) is not None:
+            keys = {"aws_access_key_id": "AWS_ACCESS_KEY_ID", "aws_secret_access_key": "AWS_SECRET_ACCESS_KEY"}
+            keys |= {"endpoint_url": "AWS_ENDPOINT_URL", "region_name": "AWS_REGION"}
+            options = {name: os.environ[variable] for name, variable in keys.items() if variable in os.environ}
+            where |= {"cache_dir": str(reading.cache), "storage_options": options}
+        dataset = litdata.StreamingDataset(**where, shuffle=True, drop_last=False, seed=SEED, max_cache_size="1TB")
+        self.loader = litdata.StreamingDataLoader(
+            dataset,
+            batch_size=reading.batch_size,
+            num_workers=reading.workers,
+            collate_fn=_collate,
+            persistent_workers=True,
+        )
+
+    @classmethod
+    def prepare(cls, dataset: Path, out: Path) -> Path:
+        litdata = importlib.import_module(cls.package)
+        litdata.optimize(
+            fn=_ReadCrops(dataset),
+            inputs=list(range(0, _num_rows(dataset), _CROPS_PER_CHUNK)),
+            output_dir=str(out),
+            chunk_size=_CROPS_PER_CHUNK,
+            num_workers=1,
+            verbose=False,
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class _ReadCrops:
+    """Reads consecutive crops of a dataset; can be sent to worker processes."""
+
+    dataset: Path
+
+    def __call__(self, first: int) -> Iterator[Crop]:
+        yield from islice(read_crops(self.dataset, first), _CROPS_PER_CHUNK)
+
+
+class MosaicStreaming(_Workers):
+    """mosaicml-streaming's streaming dataset."""
+
+    package = "streaming"
+
+    def __init__(self, reading: Reading) -> None:
+        streaming = importlib.import_module(self.package)
+        where = {"local": reading.location}
+        if url_of(reading.location) is not None:
+            where = {"remote": reading.location, "local": str(reading.cache)}
+            if "AWS_ENDPOINT_URL" in os.environ:
+                os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]  # the name that it reads
+        dataset = streaming.StreamingDataset(**where, shuffle=True, shuffle_seed=SEED, batch_size=reading.batch_size)
+        self.loader = DataLoader(
+            _Signals(dataset),
+            batch_size=reading.batch_size,
+            num_workers=reading.workers,
+            collate_fn=_collate,
+            persistent_workers=True,
+        )
+
+    @classmethod
+    def prepare(cls, dataset: Path, out: Path) -> Path:
+        streaming = importlib.import_module(cls.package)
+        columns = {"signal": f"ndarray:int16:{len(LEADS)},{CROP_SAMPLES}"}
+        with streaming.MDSWriter(columns=columns, out=str(out), size_limit=_CROPS_PER_CHUNK * _CROP_BYTES) as writer:
+            for crop in read_crops(dataset):
+                writer.write({"signal": crop})
+        return out
+
+
+class _Signals(torch.utils.data.IterableDataset[Crop]):
+    """The signals of an iterable dataset's samples."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __iter__(self) -> Iterator[Crop]:
+        for sample in self._dataset:
+            yield sample["signal"]
+
+
+PEERS: dict[str, type[Peer]] = {
+    "engine, tar": EngineTar,
+    "engine, zarr": EngineZarr,
+    "webdataset": WebDataset,
+    "litdata": LitData,
+    "mosaicml-streaming": MosaicStreaming,
+    "DALI webdataset": Dali,
+}
+"""Name -> loader."""
+
+
+def find_missing(peer: type[Peer]) -> str | None:
+    """Returns why a loader cannot be used here; ``None``: it can."""
+    try:
+        importlib.import_module(peer.package)
+    except Exception as error:  # noqa: BLE001 -- packages that do not fit each other fail in any way
+        return f"{peer.package} cannot be imported ({str(error).splitlines()[0]}): pip install -e '.[bench]'"
+    return None
+
+
+def read_crops(dataset: Path, first: int = 0) -> Iterator[Crop]:
+    """Yields the crops of the split in the order of the shards, from a row on."""
+    opened = Dataset.open(dataset)
+    store = opened.open_store([SPLIT])
+    for table in opened.iterate_samples(SPLIT):
+        for start in range(max(0, first), len(table), _SHUFFLE_BUFFER):
+            yield from store.read_rows(table.slice(start, _SHUFFLE_BUFFER))
+        first -= len(table)
+
+
+def _num_rows(dataset: Path) -> int:
+    return Dataset.open(dataset).manifest.counts[SPLIT].crops
+
+
+def folder_bytes(folder: Path) -> int:
+    """Returns the bytes of the files in a folder."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
