@@ -4,6 +4,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import yaml
 from pretraining_runs import Run
 from s3_server import S3_KEYS
 
@@ -44,9 +45,9 @@ def test_two_ranks_stop_and_resume_as_if_nothing_had_happened(local: Path, tmp_p
         opened = Dataset.open(f"{BUCKET}/{name}")
         assert sum(counts.recordings for counts in opened.manifest.counts.values()) == count
         assert opened.manifest.encoding == "zarr"
-    # From a folder, in one go; then from the bucket by the command that users type, stopped as a job scheduler does.
+    # From folders, in one go; then from the bucket, stopped as job schedulers do, and resumed as users do.
     expected = Run(None, tmp_path / "whole", *OVERRIDES, mixture(local), ranks=2).succeed()
-    run = Run(None, tmp_path / "run", *OVERRIDES, mixture(BUCKET), ranks=2, launcher=True)
+    run = Run(None, tmp_path / "run", *OVERRIDES, mixture(BUCKET), ranks=2)
     run.wait_until(lambda: run.steps_done >= 3)
     run.signal(signal.SIGTERM)
     run.wait()
@@ -60,4 +61,5 @@ def test_two_ranks_stop_and_resume_as_if_nothing_had_happened(local: Path, tmp_p
         assert sum(row[f"share/{name}"] for row in resumed.rows()) > 0, name
     valid = resumed.rows("valid")[-1]
     assert all((f"loss/{name}" in valid) == (name != "code15") for name in names)
-    assert f"path: {BUCKET}/code15" in (tmp_path / "run" / "config.yaml").read_text()
+    config = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert [entry["path"] for entry in config["data"]["datasets"]] == [f"{BUCKET}/{name}" for name in names]
