@@ -6,6 +6,7 @@ The process writes its result to a file, because some loaders print.
 import hashlib
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,10 +23,12 @@ from data_tools.shards.manifest import DatasetError
 
 Task = Literal["check", "prepare", "upload", "digest", "measure"]
 _SECONDS_BETWEEN_SAMPLES = 0.25
+# The line of a traceback that names the error.
+_ERROR = re.compile(r"[\w.]+(Error|Exception)\b.*")
 
 
 class PeerError(RuntimeError):
-    """A loader failed; the message is the last line that it printed."""
+    """A loader failed; the message is its error, or the last line that it printed."""
 
 
 def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
@@ -60,7 +63,8 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
             time.sleep(_SECONDS_BETWEEN_SAMPLES)
     if process.returncode or not out.exists():
         lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
-        raise PeerError(f"{name}, {task}: {lines[-1] if lines else f'exit status {process.returncode}'}")
+        errors = [line for line in lines if _ERROR.match(line)] or lines or [f"exit status {process.returncode}"]
+        raise PeerError(f"{name}, {task}: {errors[-1]}")
     result: dict[str, Any] = json.loads(out.read_text())
     return result | {"memory_mb": memory}
 
