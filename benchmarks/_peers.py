@@ -80,7 +80,7 @@ class Peer(ABC):
     package: ClassVar[str]
     """What must be installed; its name in the package index is in the extra ``bench``."""
     reads_urls: ClassVar[bool] = True
-    """Whether it reads from S3 itself."""
+    """Whether it is measured from S3, too."""
 
     @abstractmethod
     def __init__(self, reading: Reading) -> None: ...
@@ -216,7 +216,7 @@ def _collate(samples: Sequence[Crop]) -> Tensor:
 
 
 class Dali(_ReadsTar):
-    """DALI's own webdataset reader on the CPU."""
+    """DALI's own webdataset reader on the CPU. From S3 it fetches each crop by requests of its own, again in every epoch."""
 
     package = "nvidia.dali"
     reads_urls = False

@@ -99,7 +99,7 @@ class Comparison:
         if self._arguments.s3 is None:
             return
         if not PEERS[name].reads_urls:
-            self._skip(f"{name}, S3", "does not read from S3")
+            self._skip(f"{name}, S3", "fetches each crop by requests of its own, again in every epoch: minutes for an epoch")
             return
         url = f"{self._arguments.s3.rstrip('/')}/{own.name}"
         try:
