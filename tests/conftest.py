@@ -18,6 +18,14 @@ settings.load_profile("no-deadline")
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the cluster tests as slow too, so that ``-m "not slow"`` leaves them out."""
+    for item in items:
+        if item.get_closest_marker("cluster"):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def interruptible() -> Iterator[None]:
     """Makes Ctrl-C raise KeyboardInterrupt, even if the tests run in the background of a shell, which ignores it."""
