@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,11 @@ def _run_rank(
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # Connecting is timed without the imports, and without waiting for ranks that started later.
+    import_module("deepspeed")
+    store = dist.FileStore(str(folder / "meeting"), num_ranks)
+    store.set(str(rank), "here")
+    store.wait([str(other) for other in range(num_ranks)])
     start = time.perf_counter()
     ranks = init_distributed(select_device(arguments.device))
     seconds["connect_seconds"] = [time.perf_counter() - start]
