@@ -8,11 +8,13 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Literal
@@ -58,7 +60,7 @@ def run_s3_server(script: Path, folder: Path) -> Iterator[str]:
 
 
 def make_bucket(url: str, name: str) -> None:
-    """Makes a bucket."""
+    """Makes a bucket; a server on a busy machine may need several attempts until all of its parts run."""
     # obstore makes none, but signs the request: with this style the address is the endpoint and a name.
     store = S3Store(
         name,
@@ -69,7 +71,12 @@ def make_bucket(url: str, name: str) -> None:
         region="us-east-1",
         client_options={"allow_http": True},
     )
-    requests.put(obstore.sign(store, "PUT", name, timedelta(minutes=5)), timeout=60).raise_for_status()
+    signed, deadline = obstore.sign(store, "PUT", name, timedelta(minutes=5)), time.monotonic() + 60
+    while (answer := requests.put(signed, timeout=60)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.5)
+    answer.raise_for_status()
 
 
 @dataclass

@@ -14,6 +14,7 @@ from data_tools.recording import SAMPLING_RATE
 MIN_OVERLAP_SECONDS = 5
 _BASELINE = SAMPLING_RATE
 _COARSE = 5  # samples that are averaged for the search
+_NUM_PEAKS = 5
 _MIN_OVERLAP = MIN_OVERLAP_SECONDS * SAMPLING_RATE
 
 
@@ -48,13 +49,23 @@ def compare(crop: NDArray[np.int16], other: NDArray[np.int16]) -> Similarity:
         return Similarity(0.0, 0, 0, 1.0)
     one, two = (_normalize(signal[~is_flat].astype(np.float64)) for signal in (crop, other))
     shifts, correlations = _correlate(_average(one), _average(two), _MIN_OVERLAP // _COARSE)
-    center = _COARSE * int(shifts[correlations.argmax()])
     lowest, highest = _MIN_OVERLAP - other.shape[1], crop.shape[1] - _MIN_OVERLAP
-    candidates = [shift for shift in range(center - _COARSE, center + _COARSE + 1) if lowest <= shift <= highest]
+    near = [shift for peak in _find_peaks(correlations) for shift in _COARSE * shifts[peak] + np.arange(-_COARSE, _COARSE + 1)]
+    candidates = {int(shift) for shift in near if lowest <= shift <= highest}
     correlation, shift = max((_correlation(*_overlap(one, two, shift)), shift) for shift in candidates)
     mine, others = (part - part.mean(axis=1, keepdims=True) for part in _overlap(crop[~is_flat], other[~is_flat], shift))
     scale = float(np.sum(mine * others) / max(np.sum(mine * mine), 1e-9))
     return Similarity(correlation, shift, mine.shape[1], scale)
+
+
+def _find_peaks(correlations: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Returns the places of the highest local maxima, the highest first.
+
+    The highest of the coarse search may be off by a beat if the true shift is not a multiple of its step.
+    """
+    padded = np.pad(correlations, 1, constant_values=-np.inf)
+    maxima = np.flatnonzero((correlations >= padded[:-2]) & (correlations >= padded[2:]))
+    return maxima[np.argsort(-correlations[maxima], kind="stable")][:_NUM_PEAKS]
 
 
 def _normalize(signal: NDArray[np.float64]) -> NDArray[np.float64]:

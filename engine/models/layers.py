@@ -75,7 +75,7 @@ class LayerNorm(nn.LayerNorm):
 class ChannelNorm(nn.Module):
     """GroupNorm with one group per channel, in layout [B, T, D]: normalizes each channel over time.
 
-    It is the ``GroupNorm(256 groups)`` of the official feature encoder without its transposes.
+    It is the ``GroupNorm(256 groups)`` of the official feature encoder, whose layout is [B, D, T].
     """
 
     def __init__(self, num_channels: int, eps: float = 1e-5) -> None:
@@ -86,10 +86,8 @@ class ChannelNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalizes [B, T, D] over T; statistics in fp32."""
-        x32 = x.float()
-        variance, mean = torch.var_mean(x32, dim=1, correction=0, keepdim=True)
-        normed = (x32 - mean) * torch.rsqrt(variance + self.eps) * self.weight.float() + self.bias.float()
-        return normed.to(x.dtype)
+        normed = F.group_norm(x.transpose(1, 2), x.shape[-1], self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+        return normed.transpose(1, 2).contiguous()  # for the reshape of the next convolution
 
 
 class MaskEmbedding(nn.Module):

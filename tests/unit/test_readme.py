@@ -66,7 +66,8 @@ def test_settings_are_found_in_text_and_commands() -> None:
 
 def test_the_presets_table_lists_every_preset() -> None:
     papers = re.findall(r"^\| `(\w+)\.yaml` \|", README, re.MULTILINE)
-    listed = [*papers, *(f"official_{preset}" for preset in papers)]  # the text above the table says so
+    # The text above the table says so; the normalization is that of the official code in all other presets.
+    listed = [*papers, *(f"official_{preset}" for preset in papers if not preset.endswith("_layer_norm"))]
     assert sorted(listed) == sorted(file.stem for file in (ROOT / "configs/pretrain").glob("*.yaml") if file.stem != "base")
 
 

@@ -225,7 +225,7 @@ def test_speed_is_that_of_a_gpu_if_one_is_recorded(tmp_path: Path) -> None:
         (["--scale", "paper"], "needs --data"),
         (["--data", "d"], "needs --scale paper"),
         (["--seeds", "0"], "at least 1"),
-        (["--methods", "w3v"], "none of w3v"),
+        (["--methods", "w3v"], "do not contain w3v"),
         (["--protocol", "m"], "needs --benchmark"),
     ],
 )

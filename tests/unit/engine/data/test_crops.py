@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from data_tools.shards import store as store_module
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import DatasetError
+from data_tools.shards.manifest import SAMPLES_FILE, DatasetError, Manifest
 from data_tools.shards.plans import read_plan
 from data_tools.splits.plans import PaperPlan, RandomPlan
 from data_tools.splits.writing import split_dataset
@@ -107,12 +107,19 @@ def test_a_shard_that_has_gone_or_shrunk_is_named(dataset: Dataset, tmp_path: Pa
         read(store, [store.num_samples - 1])
 
 
+def manifest_for(dataset: Dataset, folder: Path) -> Manifest:
+    """Returns the manifest of a dataset with the size of another table of samples."""
+    tables = dataset.manifest.tables
+    info = tables[SAMPLES_FILE].model_copy(update={"size": (folder / SAMPLES_FILE).stat().st_size})
+    return dataset.manifest.model_copy(update={"tables": {**tables, SAMPLES_FILE: info}})
+
+
 def test_a_table_in_many_pieces_is_the_same_to_it(dataset: Dataset, store: CropStore, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(dataset.path, folder)
     table = pq.read_table(folder / "samples.parquet")
     pq.write_table(table, folder / "samples.parquet", row_group_size=4)
-    pieces = CropStore(Dataset(folder, dataset.manifest), "pretrain")
+    pieces = CropStore(Dataset(folder, manifest_for(dataset, folder)), "pretrain")
     rows = range(store.num_samples)
     assert pieces.keys(rows) == store.keys(rows)
     np.testing.assert_array_equal(pieces.recording, store.recording)
@@ -129,7 +136,7 @@ def test_a_table_with_other_splits_than_the_manifest_is_refused(dataset: Dataset
     table = table.set_column(table.schema.get_field_index("split"), "split", [column])
     pq.write_table(table, folder / "samples.parquet")
     with pytest.raises(DatasetError, match=r"samples\.parquet: the number of rows of split 'pretrain' is not 60"):
-        CropStore(Dataset(folder, dataset.manifest), "pretrain")
+        CropStore(Dataset(folder, manifest_for(dataset, folder)), "pretrain")
 
 
 def test_a_table_that_names_another_shard_is_refused(dataset: Dataset) -> None:

@@ -214,8 +214,8 @@ def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"config": {}}, "no 'data'"),
-        ({"config": {"data": {}, "model": {}, "objective": {}}}, "no 'leads'"),
+        ({"config": {}}, "lacks 'data'"),
+        ({"config": {"data": {}, "model": {}, "objective": {}}}, "lacks 'leads'"),
         ({"config": {"leads": 2, "model": {"widht": 1}, "objective": {"name": "w2v"}}}, "widht"),
         ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "cmsc"}}}, "unexpected objective."),
         ({"config": {"data": {"leads": 2}, "model": {"num_leads": 2}, "objective": {"name": "x"}}}, "unknown objective"),

@@ -180,7 +180,7 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
         ((3, 2500), {"leads": "II"}, "expected a list of names"),
         ((0, 2500), {"leads": []}, "expected at least one of the model's leads"),
         ((3, 2500), {"leads": ["I", "II"]}, r"with 2 leads \(I, II\), got shape \[3, 2500\]; pass the names of other leads"),
-        ((2, 6, 2500), {}, r"with 12 leads .* got shape \[2, 6, 2500\]; name"),
+        ((2, 6, 2500), {}, r"with 12 leads .* got shape \[2, 6, 2500\]; pass the names"),
         ((2500, 12), {}, r"got shape \[2500, 12\]; swap the last two axes"),
         ((2500,), {}, r"got shape \[2500\]"),
         ((1, 1, 12, 2500), {}, "got shape"),
