@@ -54,7 +54,7 @@ def test_cached_embeddings_compare_all_micro_batches(simulated_dataset: Path, tm
     accumulated = ("train.micro_batch_size=2", "train.cache_embeddings=true")
     cached = Run(simulated_dataset, tmp_path / "cached", *overrides, *accumulated, ranks=2).succeed().rows()[0]
     assert cached["loss_global"] == pytest.approx(whole["loss_global"], rel=1e-5)
-    assert cached["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=1e-2)  # the local loss is a mean of means
+    assert cached["gradient_norm"] == pytest.approx(whole["gradient_norm"], rel=2e-2)  # the local loss is a mean of means
 
 
 def test_the_quickstart_learns_and_writes_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
