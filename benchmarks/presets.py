@@ -59,9 +59,8 @@ class KeptMetrics:
 
     def write(self, kind: str, row: Row) -> None:
         """Keeps the metrics that show whether anything is learned."""
-        kept = {
-            name: value for name, value in row.items() if name.startswith(("loss", "accuracy", "code_perp", "cosine", "chance"))
-        }
+        prefixes = ("loss", "accuracy", "code_perp", "cosine", "chance", "uniform_loss")
+        kept = {name: value for name, value in row.items() if name.startswith(prefixes)}
         if kind == "valid":
             self.valid.append(kept)
         elif int(row["step"]) % self._every_steps == 0:
@@ -107,7 +106,7 @@ def train(
     sys.stderr.write(f"{name} {variant or ''} seed {seed}: {before['loss']:.3g} -> {after['loss']:.3g} (total loss)\n")
     objective = config.objective.model_dump()
     chances = {"loss_local": math.log(1 + objective.get("w2v", objective).get("num_negatives", 0))}
-    chances["loss_global"] = after.get("uniform_loss_global", 0.0)
+    chances["loss_global"] = after.get("uniform_loss_global", math.nan)
     return {
         "preset": name,
         "norm": config.model.norm,
