@@ -46,6 +46,11 @@ _FIND_ELSEWHERE = """
     SELECT position, any_value(recording) AS recording, min(dataset) AS dataset
     FROM crops JOIN other_signals USING (signal_low, signal_high) GROUP BY position
 """
+# One table, as each join takes memory.
+_FIND_LEFT_OUT = """
+    CREATE TABLE left_out AS
+    SELECT position FROM repeats UNION SELECT position FROM known_repeats UNION SELECT position FROM elsewhere
+"""
 # The patients of the input, and those who share signals with them, who are in the dataset.
 _FIND_KNOWN_PATIENTS = """
     CREATE TABLE known_patients AS
@@ -81,8 +86,7 @@ _FIND_NEW = """
     CREATE VIEW new AS
     SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid,
         coalesce(is_in_both, false) AS is_in_both
-    FROM crops ANTI JOIN repeats USING (position) ANTI JOIN known_repeats USING (position)
-    ANTI JOIN elsewhere USING (position) LEFT JOIN linked USING (patient)
+    FROM crops ANTI JOIN left_out USING (position) LEFT JOIN linked USING (patient)
     LEFT JOIN settled ON settled.representative = coalesce(linked.representative, patient)
 """
 # `is_valid` is NULL for patients who are not in the dataset.
@@ -208,6 +212,7 @@ def make_plan(
                 database.register("hashes", hashes)
                 database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [number])
         database.execute(_FIND_ELSEWHERE)
+        database.execute(_FIND_LEFT_OUT)
         database.execute(_FIND_LINKS)
         links = database.execute(_FIND_LINKS_OF_NEW).fetchnumpy()
         patients, representatives = find_representatives(np.column_stack(list(links.values())))

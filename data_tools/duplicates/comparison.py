@@ -13,8 +13,6 @@ from data_tools.recording import SAMPLING_RATE
 
 MIN_OVERLAP_SECONDS = 5
 _BASELINE = SAMPLING_RATE
-_COARSE = 5  # samples that are averaged for the search
-_NUM_PEAKS = 5
 _MIN_OVERLAP = MIN_OVERLAP_SECONDS * SAMPLING_RATE
 
 
@@ -48,24 +46,12 @@ def compare(crop: NDArray[np.int16], other: NDArray[np.int16]) -> Similarity:
     if is_flat.all() or min(crop.shape[1], other.shape[1]) < _MIN_OVERLAP:
         return Similarity(0.0, 0, 0, 1.0)
     one, two = (_normalize(signal[~is_flat].astype(np.float64)) for signal in (crop, other))
-    shifts, correlations = _correlate(_average(one), _average(two), _MIN_OVERLAP // _COARSE)
-    lowest, highest = _MIN_OVERLAP - other.shape[1], crop.shape[1] - _MIN_OVERLAP
-    near = [shift for peak in _find_peaks(correlations) for shift in _COARSE * shifts[peak] + np.arange(-_COARSE, _COARSE + 1)]
-    candidates = {int(shift) for shift in near if lowest <= shift <= highest}
-    correlation, shift = max((_correlation(*_overlap(one, two, shift)), shift) for shift in candidates)
+    shifts, correlations = _correlate(one, two, _MIN_OVERLAP)
+    best = int(correlations.argmax())
+    correlation, shift = float(correlations[best]), int(shifts[best])
     mine, others = (part - part.mean(axis=1, keepdims=True) for part in _overlap(crop[~is_flat], other[~is_flat], shift))
     scale = float(np.sum(mine * others) / max(np.sum(mine * mine), 1e-9))
     return Similarity(correlation, shift, mine.shape[1], scale)
-
-
-def _find_peaks(correlations: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Returns the places of the highest local maxima, the highest first.
-
-    The highest of the coarse search may be off by a beat if the true shift is not a multiple of its step.
-    """
-    padded = np.pad(correlations, 1, constant_values=-np.inf)
-    maxima = np.flatnonzero((correlations >= padded[:-2]) & (correlations >= padded[2:]))
-    return maxima[np.argsort(-correlations[maxima], kind="stable")][:_NUM_PEAKS]
 
 
 def _normalize(signal: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -74,12 +60,6 @@ def _normalize(signal: NDArray[np.float64]) -> NDArray[np.float64]:
     rms = np.sqrt(np.square(flat).mean(axis=1, keepdims=True))
     normalized: NDArray[np.float64] = flat / np.where(rms > 0, rms, 1)
     return normalized
-
-
-def _average(signal: NDArray[np.float64]) -> NDArray[np.float64]:
-    num_samples = signal.shape[1] // _COARSE
-    averaged: NDArray[np.float64] = signal[:, : num_samples * _COARSE].reshape(len(signal), num_samples, _COARSE).mean(axis=2)
-    return averaged
 
 
 def _correlate(
@@ -101,8 +81,3 @@ def _overlap(signal: NDArray[Any], other: NDArray[Any], shift: int) -> tuple[NDA
     """Returns the parts of two signals that overlap at a shift, [C, overlap] each."""
     start, stop = max(shift, 0), min(shift + other.shape[1], signal.shape[1])
     return signal[:, start:stop].astype(np.float64), other[:, start - shift : stop - shift].astype(np.float64)
-
-
-def _correlation(signal: NDArray[np.float64], other: NDArray[np.float64]) -> float:
-    energies = float(np.square(signal).sum() * np.square(other).sum())
-    return float((signal * other).sum() / np.sqrt(energies)) if energies > 0 else 0.0
