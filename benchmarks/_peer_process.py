@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,7 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
         task: "check": is the loader installed; "prepare": write its data; "upload": copy them to a URL; "digest": hash the
             crops of an epoch; "measure": read epochs.
         name: of the loader.
-        scratch: folder for the process's temporary files and caches.
+        scratch: folder for the process's result, messages and caches.
         environment: variables that it gets besides this process's.
         request: what the task needs, see :func:`_do`; paths as text.
 
@@ -48,14 +49,15 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
     Raises:
         PeerError: the task failed.
     """
-    (scratch / "tmp").mkdir(parents=True, exist_ok=True)
+    scratch.mkdir(parents=True, exist_ok=True)
     out = scratch / "result.json"
     out.unlink(missing_ok=True)
     content = json.dumps({"task": task, "name": name, "out": str(out), **request})
     # litdata empties its caches when it starts; here they are its own.
     caches = {name: str(scratch / "litdata") for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")}
-    variables = {**os.environ, "TMPDIR": str(scratch / "tmp"), "OMP_NUM_THREADS": "1", **caches, **(environment or {})}
-    with (scratch / "log").open("wb") as log:
+    # Worker processes send batches through sockets in TMPDIR, whose paths must be short: with longer ones they hang.
+    with tempfile.TemporaryDirectory() as folder, (scratch / "log").open("wb") as log:
+        variables = {**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", **caches, **(environment or {})}
         process = subprocess.Popen([sys.executable, __file__, content], env=variables, stdout=log, stderr=log)
         memory = 0.0
         while process.poll() is None:

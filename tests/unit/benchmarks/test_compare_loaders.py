@@ -72,19 +72,19 @@ def test_repeated_crops_are_whole_and_different(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_the_command_compares_what_is_installed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_cohort(tmp_path / "cohort", 6, seed=1)
-    names = ["engine, tar", "engine, zarr", "litdata"]  # the last one only if it is installed
+    names = ["engine, zarr", "webdataset", "litdata"]  # the last one only if it is installed
     words = ["--recordings", str(tmp_path / "cohort"), "--size-gb", str(SIZE_GB), "--rounds", "1", "--seconds", "0.1"]
     words += ["--loaders", ";".join(names)]
     compare_loaders.main([*words, "--scratch", str(tmp_path), "--batch-size", "16", "--json", str(tmp_path / "out.json")])
     content = json.loads((tmp_path / "out.json").read_text())
     measured = {each["loader"]: each for each in content["metrics"]["loaders"]}
-    assert {"engine, tar", "engine, zarr"} <= set(measured)
+    assert {"engine, zarr", "webdataset"} <= set(measured)
     assert set(measured) | set(content["metrics"]["skipped"]) == set(names)
     for name, each in measured.items():
         assert each["later_epochs_crops_per_second"]["n"] == 1, name
         assert each["first_batch_seconds"]["min"] > 0
         assert each["memory_mb"]["max"] > 50
-    assert measured["engine, zarr"]["bytes"] < measured["engine, tar"]["bytes"]
+    assert measured["engine, zarr"]["bytes"] < measured["webdataset"]["bytes"]
     out = capsys.readouterr().out
     for name, reason in content["metrics"]["skipped"].items():
         assert f"{name}: skipped: {reason}" in out
