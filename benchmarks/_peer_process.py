@@ -18,7 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import psutil
 import torch
-from _peers import PEERS, Reading, find_missing
+from _peer import Reading
+from _peers import PEERS, find_missing
 
 from data_tools.shards.manifest import DatasetError
 

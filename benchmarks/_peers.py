@@ -1,13 +1,9 @@
-"""The loaders that ``compare_loaders.py`` compares, each behind the same few lines.
-
-Every loader delivers float32 [B, 2, 12, 2500] in mV, shuffled, each crop once per epoch. B crops per batch.
-"""
+"""The loaders that ``compare_loaders.py`` compares: this engine's and those of other libraries."""
 
 import importlib
 import io
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import obstore
 import torch
-from numpy.typing import NDArray
+from _peer import CROP_BYTES, SEED, SHUFFLE_BUFFER, SPLIT, Crop, Peer, Reading, num_rows, read_crops, to_segments
 from obstore.store import S3Store
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -27,7 +23,6 @@ from torch.utils.dlpack import from_dlpack
 from data_tools.build.conversion import convert_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
-from data_tools.remote.bucket import Bucket
 from data_tools.remote.locations import url_of
 from data_tools.remote.options import CacheOptions
 from data_tools.remote.upload import output_folder
@@ -35,78 +30,9 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import Encoding
 from engine.data import CropStore, DataOptions, SampleOrder, make_loader
 
-SPLIT = "pretrain"
-SEED = 1
-Crop = NDArray[np.int16]
-_CROP_BYTES = 2 * len(LEADS) * CROP_SAMPLES
-_SHUFFLE_BUFFER = 1000
 # Crops in a chunk of litdata's and a shard of mosaicml-streaming's: about their default size of 64 MB.
 _CROPS_PER_CHUNK = 512
 _CACHE_BYTES = 1 << 40
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What is read, and how.
-
-    Attributes:
-        dataset: the dataset in tar shards, from which everything else is made.
-        location: folder or URL of the loader's own data, see :meth:`Peer.prepare`.
-        batch_size: crops per batch.
-        workers: worker processes, or threads where a loader has threads.
-        cache: empty folder for what is fetched from a URL.
-    """
-
-    dataset: Path
-    location: str
-    batch_size: int
-    workers: int
-    cache: Path
-
-
-def to_segments(crops: Crop | Sequence[Crop]) -> Tensor:
-    """Converts crops, int16 [B, 12, 5000] in uV, to what the engine's loaders deliver."""
-    halves = torch.from_numpy(np.asarray(crops)).view(-1, len(LEADS), 2, SEGMENT_SAMPLES).transpose(1, 2)
-    return torch.empty(halves.shape).copy_(halves).mul_(1e-3)
-
-
-class Peer(ABC):
-    """A loader.
-
-    Args:
-        reading: what it reads; opened at once.
-    """
-
-    package: ClassVar[str]
-    """What must be installed; its name in the package index is in the extra ``bench``."""
-    reads_urls: ClassVar[bool] = True
-    """Whether it is measured from S3, too."""
-
-    @abstractmethod
-    def __init__(self, reading: Reading) -> None: ...
-
-    @abstractmethod
-    def epoch(self) -> Iterator[Tensor]:
-        """Yields the batches of the next epoch."""
-
-    def close(self) -> None:  # noqa: B027 -- most have nothing to close
-        """Stops threads."""
-
-    @classmethod
-    @abstractmethod
-    def prepare(cls, dataset: Path, out: Path) -> Path:
-        """Writes the loader's own data of the dataset to ``out``; returns their folder.
-
-        A loader that reads the dataset itself writes nothing.
-        """
-
-    @classmethod
-    def upload(cls, folder: Path, url: str) -> None:
-        """Copies the data to a URL."""
-        bucket = Bucket(url)
-        for path in sorted(folder.rglob("*")):
-            if path.is_file():
-                bucket.write(path.relative_to(folder).as_posix(), path)
 
 
 class _Engine(Peer):
@@ -165,6 +91,12 @@ class _Workers(Peer):
     def epoch(self) -> Iterator[Tensor]:
         return iter(self.loader)
 
+    @staticmethod
+    def options(reading: Reading) -> dict[str, Any]:
+        """Returns the options of a DataLoader whose dataset yields crops."""
+        own = {"batch_size": reading.batch_size, "num_workers": reading.workers}
+        return own | {"collate_fn": _collate, "persistent_workers": True}
+
 
 class _ReadsTar(Peer):
     """A loader that reads the dataset's tar shards as they are."""
@@ -187,7 +119,7 @@ class WebDataset(_ReadsTar, _Workers):
         cache = {"cache_dir": str(reading.cache)} if is_remote else {}
         pipeline = (
             webdataset.WebDataset(urls, shardshuffle=len(urls), seed=SEED, **cache)
-            .shuffle(_SHUFFLE_BUFFER)
+            .shuffle(SHUFFLE_BUFFER)
             .to_tuple("npy")
             .map_tuple(_read_npy)
             .batched(reading.batch_size, collation_fn=_collate_tuples, partial=True)
@@ -233,7 +165,7 @@ class Dali(_ReadsTar):
                 dtypes=[types.UINT8],
                 missing_component_behavior="error",
                 random_shuffle=True,
-                initial_fill=_SHUFFLE_BUFFER,
+                initial_fill=SHUFFLE_BUFFER,
                 name="reader",
             )
             # The header of an npy file of version 1.0, whose length depends on the shape only.
@@ -254,7 +186,7 @@ class Dali(_ReadsTar):
 def _npy_header_bytes() -> int:
     buffer = io.BytesIO()
     np.lib.format.write_array(buffer, np.zeros((len(LEADS), CROP_SAMPLES), np.int16), version=(1, 0))
-    return len(buffer.getvalue()) - _CROP_BYTES
+    return len(buffer.getvalue()) - CROP_BYTES
 
 
 class LitData(_Workers):
@@ -274,20 +206,14 @@ class LitData(_Workers):
             downloader = importlib.import_module("litdata.streaming.downloader")
             vars(downloader)["_OBSTORE_CLIENT_OPTIONS"]["allow_http"] = True
         dataset = litdata.StreamingDataset(**where, shuffle=True, drop_last=False, seed=SEED, max_cache_size="1TB")
-        self.loader = litdata.StreamingDataLoader(
-            dataset,
-            batch_size=reading.batch_size,
-            num_workers=reading.workers,
-            collate_fn=_collate,
-            persistent_workers=True,
-        )
+        self.loader = litdata.StreamingDataLoader(dataset, **self.options(reading))
 
     @classmethod
     def prepare(cls, dataset: Path, out: Path) -> Path:
         litdata = importlib.import_module(cls.package)
         litdata.optimize(
             fn=_ReadCrops(dataset),
-            inputs=list(range(0, _num_rows(dataset), _CROPS_PER_CHUNK)),
+            inputs=list(range(0, num_rows(dataset), _CROPS_PER_CHUNK)),
             output_dir=str(out),
             chunk_size=_CROPS_PER_CHUNK,
             num_workers=1,
@@ -319,19 +245,13 @@ class MosaicStreaming(_Workers):
             if "AWS_ENDPOINT_URL" in os.environ:
                 os.environ["S3_ENDPOINT_URL"] = os.environ["AWS_ENDPOINT_URL"]  # the name that it reads
         dataset = streaming.StreamingDataset(**where, shuffle=True, shuffle_seed=SEED, batch_size=reading.batch_size)
-        self.loader = DataLoader(
-            _Signals(dataset),
-            batch_size=reading.batch_size,
-            num_workers=reading.workers,
-            collate_fn=_collate,
-            persistent_workers=True,
-        )
+        self.loader = DataLoader(_Signals(dataset), **self.options(reading))
 
     @classmethod
     def prepare(cls, dataset: Path, out: Path) -> Path:
         streaming = importlib.import_module(cls.package)
         columns = {"signal": f"ndarray:int16:{len(LEADS)},{CROP_SAMPLES}"}
-        with streaming.MDSWriter(columns=columns, out=str(out), size_limit=_CROPS_PER_CHUNK * _CROP_BYTES) as writer:
+        with streaming.MDSWriter(columns=columns, out=str(out), size_limit=_CROPS_PER_CHUNK * CROP_BYTES) as writer:
             for crop in read_crops(dataset):
                 writer.write({"signal": crop})
         return out
@@ -366,22 +286,3 @@ def find_missing(peer: type[Peer]) -> str | None:
     except Exception as error:  # noqa: BLE001 -- packages that do not fit each other fail in any way
         return f"{peer.package} cannot be imported ({str(error).splitlines()[0]}): pip install -e '.[bench]'"
     return None
-
-
-def read_crops(dataset: Path, first: int = 0) -> Iterator[Crop]:
-    """Yields the crops of the split in the order of the shards, from a row on."""
-    opened = Dataset.open(dataset)
-    store = opened.open_store([SPLIT])
-    for table in opened.iterate_samples(SPLIT):
-        for start in range(max(0, first), len(table), _SHUFFLE_BUFFER):
-            yield from store.read_rows(table.slice(start, _SHUFFLE_BUFFER))
-        first -= len(table)
-
-
-def _num_rows(dataset: Path) -> int:
-    return Dataset.open(dataset).manifest.counts[SPLIT].crops
-
-
-def folder_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in a folder."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

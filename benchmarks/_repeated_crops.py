@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import yaml
-from _peers import SPLIT, read_crops
+from _peer import SPLIT, read_crops
 
 from data_tools.build import BuildOptions, build_dataset
 from data_tools.leads import LEADS

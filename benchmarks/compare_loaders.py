@@ -25,8 +25,9 @@ from urllib.parse import urlsplit
 
 from _common import environment, print_environment, print_table, spread, write_json
 from _data_tables import COMPARISON_HEADERS, comparison_rows
+from _peer import folder_bytes, read_crops
 from _peer_process import PeerError, digest_crop, run_task
-from _peers import PEERS, folder_bytes, read_crops
+from _peers import PEERS
 from _repeated_crops import make_repeated_dataset
 from _throttle import run_relay
 

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from _data_tables import COMPARISON_HEADERS, comparison_rows
+from _peer import Reading, read_crops, to_segments
 from _peer_process import digest_batch, digest_crop
-from _peers import PEERS, Reading, find_missing, read_crops, to_segments
+from _peers import PEERS, find_missing
 from _repeated_crops import make_repeated_dataset
 from _tables import tables
 from _throttle import run_relay
