@@ -8,6 +8,9 @@ from typing import Any
 from _common import format_cell
 from _results import Result, Table, spread
 
+STEP_HEADERS = [
+    "pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s",
+]  # fmt: skip
 BREAKDOWN_HEADERS = ["part", "GFLOP", "GB", "forward ms", "backward ms", "limit ms", "% of limit", "lost ms"]
 
 
@@ -49,36 +52,26 @@ def _breakdown_row(name: str, values: Sequence[float], milliseconds: float | Non
     return [name, *values, 100 * values[4] / measured if measured else 0.0, measured - values[4]]
 
 
+def step_row(step: Mapping[str, Any]) -> list[object]:
+    """Returns the row of a measurement of the training step, with STEP_HEADERS."""
+    return [
+        step["pairs"],
+        step["precision"],
+        str(step["zero_stage"]),
+        *spread(step["crops_per_second"]),
+        step["step_seconds"]["median"],
+        100 * step["mfu"],
+        100 * step["mfu_vs_f_linear"],
+        step["matmul_tflops"]["median"],
+    ]
+
+
 def _train_step(result: Result) -> list[Table]:
     config, steps = result["config"], result["metrics"]["steps"]
-    headers = [
-        "pairs",
-        "precision",
-        "ZeRO",
-        "crops/s",
-        "min",
-        "max",
-        "step s",
-        "MFU %",
-        "MFU % relative to F.linear",
-        "matmul TFLOP/s",
-    ]
-    rows = [
-        [
-            step.get("pairs", config["pairs"]),
-            step["precision"],
-            str(step["zero_stage"]),
-            *spread(step["crops_per_second"]),
-            step["step_seconds"]["median"],
-            100 * step["mfu"],
-            100 * step["mfu_vs_f_linear"],
-            step["matmul_tflops"]["median"],
-        ]
-        for step in steps
-    ]
+    rows = [step_row(step) for step in steps]
     overrides = f" with {' '.join(config['overrides'])}" if config["overrides"] else ""
     caption = f"Base model{overrides}, {config['ranks']} rank(s) on {config['device'].upper()}; pairs over all ranks."
-    return [Table(caption, headers, rows), *(_breakdown(step) for step in steps if "parts" in step)]
+    return [Table(caption, STEP_HEADERS, rows), *(_breakdown(step) for step in steps if "parts" in step)]
 
 
 def _breakdown(step: Result) -> Table:

@@ -28,7 +28,7 @@ from _common import environment, print_environment, print_table, spread, write_j
 from _profile import profile_step
 from _steps import PassSeconds, TrainingStep, step_batch, step_config
 from _timing import DeviceTimer, Roofline, mean_roofline, measure_roofline
-from _training_tables import BREAKDOWN_HEADERS, breakdown_rows
+from _training_tables import BREAKDOWN_HEADERS, STEP_HEADERS, breakdown_rows, step_row
 from torch import distributed as dist
 from torch.nn import functional
 
@@ -204,33 +204,9 @@ def _loader_rate(path: Path, config: PretrainConfig, ranks: Ranks) -> float:
 
 def _report(results: list[dict[str, Any]], ranks: Ranks) -> None:
     print_environment(environment())
-    headers = [
-        "pairs",
-        "precision",
-        "ZeRO",
-        "crops/s",
-        "min",
-        "max",
-        "step s",
-        "MFU %",
-        "MFU % relative to F.linear",
-        "matmul TFLOP/s",
-    ]
-    headers.append("peak GB so far")
-    rows = []
-    for result in results:
-        rate = result["crops_per_second"]
-        row = [result["pairs"], result["precision"], f"{result['zero_stage']}", rate["median"], rate["min"], rate["max"]]
-        row += [
-            result["step_seconds"]["median"],
-            100 * result["mfu"],
-            100 * result["mfu_vs_f_linear"],
-            result["matmul_tflops"]["median"],
-            result["peak_memory_gb"],
-        ]
-        rows.append(row)
     print(f"{ranks.world_size} rank(s) on {ranks.device.type}; pairs are counted over all ranks")
-    print_table(headers, rows)
+    rows = [[*step_row(result), result["peak_memory_gb"]] for result in results]
+    print_table([*STEP_HEADERS, "peak GB so far"], rows)
     for result in results:
         if "parts" in result:
             _print_breakdown(result)
