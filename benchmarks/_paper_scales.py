@@ -61,12 +61,12 @@ class TinyScale(NamedTuple):
 TINY: Final = TinyScale(
     num_patients=2000,
     pretrain=(
-        "train.steps=3000", "train.batch_size=16", "optimizer.learning_rate=2.0e-3",
+        "train.steps=2000", "train.batch_size=16", "optimizer.learning_rate=2.0e-3",
         "optimizer.schedule={name: cosine, warmup_steps: 50}",
     ),
     finetune=("optimizer.schedule={name: cosine, warmup_steps: 15}",),
     diagnosis=("train.steps=100", "train.batch_size=32", *_DIAGNOSIS),
-    identification=("train.steps=150", "train.batch_size=64", *_IDENTIFICATION),
+    identification=("train.steps=100", "train.batch_size=64", *_IDENTIFICATION),
 )  # fmt: skip
 QUICK: Final = TinyScale(
     num_patients=160,
