@@ -6,10 +6,8 @@ Then the files are moved to their places, the manifest last. An addition that is
 
 import json
 import shutil
-from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ import pyarrow as pa
 from data_tools.build import state
 from data_tools.build.known_crops import KnownCrops
 from data_tools.build.listing import Listing
-from data_tools.build.options import BuildError, BuildOptions, identity
+from data_tools.build.options import BuildError, BuildOptions, InputOptions, identity
 from data_tools.build.pipeline import stage_recordings
 from data_tools.build.planning import make_plan
 from data_tools.build.rejected import rejected_rows, rejected_tables
@@ -33,7 +31,7 @@ from data_tools.build.sharding import (
     write_staged_shard,
 )
 from data_tools.build.staging import quality_path
-from data_tools.build.summary import by_reason
+from data_tools.build.summary import AdditionSummary
 from data_tools.build.workers import Workers
 from data_tools.duplicates.hashes import KnownDataset
 from data_tools.files import sync
@@ -57,67 +55,13 @@ from data_tools.shards.manifest import (
 from data_tools.shards.plans import plans_info
 from data_tools.shards.tables import REJECTED_SCHEMA, SAMPLES_SCHEMA, count_reasons, read_groups, write_groups
 from data_tools.sources import make_source
-from data_tools.sources.protocol import Acceptable
 from data_tools.splits.extension import extend_plans
 
 _LISTING_FILE = "listing.sqlite"
 
 
-@dataclass(frozen=True)
-class Addition:
-    """What to add.
-
-    Attributes:
-        source: a name in :data:`data_tools.sources.SOURCES`.
-        inputs: folders with recordings.
-        limit: maximum number of recordings; None for all.
-        accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
-    """
-
-    source: str
-    inputs: Sequence[Path]
-    limit: int | None = None
-    accept: Collection[Acceptable] = ()
-
-
-@dataclass(frozen=True)
-class AdditionSummary:
-    """The result of an addition, printable as one line.
-
-    Attributes:
-        path: folder of the dataset.
-        num_recordings: recordings found in the input.
-        num_known: number of them that were in the dataset before.
-        counts: what each split got; patients of whom it had crops do not count.
-        rejected: number of recordings not used at all, by reason.
-        partly_used: number of recordings whose signal or description was used only in part, by reason.
-        plans: names of the plans, which do not have the new crops.
-    """
-
-    path: Path
-    num_recordings: int
-    num_known: int
-    counts: dict[str, SplitCounts]
-    rejected: Counter[str] = field(default_factory=Counter)
-    partly_used: Counter[str] = field(default_factory=Counter)
-    plans: tuple[str, ...] = ()
-
-    @property
-    def num_crops(self) -> int:
-        """Number of new crops."""
-        return sum(counts.crops for counts in self.counts.values())
-
-    def __str__(self) -> str:
-        line = f"{self.path}: {self.num_recordings} recordings -> {self.num_crops} new crops of 10 s"
-        line += " (" + ", ".join(f"{split} {counts.crops} crops" for split, counts in self.counts.items()) + ")"
-        line += f"; in the dataset already {self.num_known}; rejected {self.rejected.total()}{by_reason(self.rejected)}"
-        if self.partly_used:
-            line += f"; used in part {self.partly_used.total()}{by_reason(self.partly_used)}"
-        return line
-
-
 def add_recordings(
-    folder: Path, addition: Addition, *, num_workers: int | None = None, scheduler: str | None = None
+    folder: Path, recordings: InputOptions, *, num_workers: int | None = None, scheduler: str | None = None
 ) -> AdditionSummary:
     """Adds the crops of recordings to a dataset, or resumes an unfinished addition.
 
@@ -126,7 +70,7 @@ def add_recordings(
 
     Args:
         folder: folder of the dataset.
-        addition: what to add.
+        recordings: what to add.
         num_workers: number of processes, see :class:`data_tools.build.workers.Workers`.
         scheduler: address of a Dask scheduler to use instead.
 
@@ -140,7 +84,7 @@ def add_recordings(
         with state.lock(staging):
             _publish(folder)
     dataset = Dataset.open(folder)
-    options = _options(dataset, addition)
+    options = _options(dataset, recordings)
     found = make_source(options.source, options.inputs, options.accept).find()
     staging.mkdir(exist_ok=True)
     with state.lock(staging):
@@ -158,8 +102,8 @@ def add_recordings(
     return summary
 
 
-def _options(dataset: Dataset, addition: Addition) -> BuildOptions:
-    """Returns how the dataset was built, but from the new input.
+def _options(dataset: Dataset, recordings: InputOptions) -> BuildOptions:
+    """Returns how the dataset was built, but from other recordings.
 
     Raises:
         ValueError: the dataset was not built, or the options are wrong.
@@ -171,19 +115,12 @@ def _options(dataset: Dataset, addition: Addition) -> BuildOptions:
         raise BuildError(
             f"{dataset.location}/{MANIFEST_FILE}: build.options has no {error}; only what `ecg-data build` made can be added to"
         ) from None
-    inputs = tuple(path.expanduser().resolve() for path in addition.inputs)
-    accept = frozenset(addition.accept)
-    quality = QualityLimits.model_validate(built["quality"]) if "quality" in built else None
-    others = tuple(KnownDataset.find(other["location"]) for other in built.get("skip_duplicates_of", ()))
     return BuildOptions(
-        addition.source,
-        inputs,
-        addition.limit,
+        **vars(recordings.resolve()),
         **kept,
         compression=built.get("compression"),
-        accept=accept,
-        quality=quality,
-        skip_duplicates_of=others,
+        quality=QualityLimits.model_validate(built["quality"]) if "quality" in built else None,
+        skip_duplicates_of=tuple(KnownDataset.find(other["location"]) for other in built.get("skip_duplicates_of", ())),
     )
 
 
@@ -218,10 +155,8 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
         with make_plan(staging, num_chunks, options.valid_fraction, known=known, others=others) as plan:
             rejected = rejected_rows(files, plan, staging, num_chunks, [other.location for other in others])
             write_groups(own_rejected, REJECTED_SCHEMA, rejected_tables(rejected))
-            plans = tuple(plans_info(dataset).plans)
-            summary = AdditionSummary(
-                dataset.path, len(files), files.num_known, plan.counts, *count_reasons(own_rejected), plans=plans
-            )
+            reasons, plans = count_reasons(own_rejected), tuple(plans_info(dataset).plans)
+            summary = AdditionSummary(dataset.path, len(files), plan.counts, *reasons, files.num_known, plans)
             if not summary.num_crops:
                 return summary
             first_shards = {split: len(dataset.shards(split)) for split in plan.counts}

@@ -1,9 +1,9 @@
 """The options of a build: what decides the bytes of a dataset."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from data_tools.duplicates.hashes import KnownDataset
 from data_tools.quality.limits import QualityLimits
@@ -20,39 +20,58 @@ class BuildError(ValueError):
 
 
 @dataclass(frozen=True)
-class BuildOptions:
-    """The options that determine a dataset: equal options and input give equal bytes.
+class InputOptions:
+    """Which recordings are read.
 
     Attributes:
         source: a name in :data:`data_tools.sources.SOURCES`.
         inputs: folders with recordings.
         limit: maximum number of recordings; None for all.
-        seed: seed of split and shuffle.
-        crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
-        valid_fraction: fraction of the patients for validation.
-        format: format of the shards.
-        compression: name of their compression; None for the format's default, which is none in tar.
         accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
-        quality: limits of the quality of crops; None: it is not measured.
-        skip_duplicates_of: datasets whose signals are not used again.
+
+    Raises:
+        ValueError: an unknown source, or a limit below 1.
     """
 
     source: str
     inputs: tuple[Path, ...]
     limit: int | None = None
-    seed: int = 0
-    crops_per_shard: int = 2000
-    valid_fraction: float = 0.05
-    format: Encoding = "tar"
-    compression: str | None = None
     accept: frozenset[Acceptable] = frozenset()
-    quality: QualityLimits | None = None
-    skip_duplicates_of: tuple[KnownDataset, ...] = ()
 
     def __post_init__(self) -> None:
         check_source(self.source)
         if self.limit is not None and self.limit < 1:
             raise BuildError(f"the limit must be at least 1 recording, got {self.limit}")
+
+    def resolve(self) -> Self:
+        """Returns the same options with absolute inputs."""
+        return replace(self, inputs=tuple(path.expanduser().resolve() for path in self.inputs))
+
+
+@dataclass(frozen=True)
+class BuildOptions(InputOptions):
+    """The options that determine a dataset: equal options and input give equal bytes.
+
+    Attributes:
+        seed: seed of split and shuffle.
+        crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
+        valid_fraction: fraction of the patients for validation.
+        format: format of the shards.
+        compression: name of their compression; None for the format's default, which is none in tar.
+        quality: limits of the quality of crops; None: it is not measured.
+        skip_duplicates_of: datasets whose signals are not used again.
+    """
+
+    seed: int = 0
+    crops_per_shard: int = 2000
+    valid_fraction: float = 0.05
+    format: Encoding = "tar"
+    compression: str | None = None
+    quality: QualityLimits | None = None
+    skip_duplicates_of: tuple[KnownDataset, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         if not 1 <= self.crops_per_shard <= _MAX_CROPS_PER_SHARD:
             raise BuildError(f"crops per shard must be between 1 and {_MAX_CROPS_PER_SHARD}, got {self.crops_per_shard}")
         if not 0 <= self.valid_fraction < 1:

@@ -76,7 +76,7 @@ def build_dataset(
         OSError: a file cannot be written; finished files are kept.
     """
     pool = Workers(num_workers, scheduler)
-    options = BuildOptions(**{**options.__dict__, "inputs": tuple(path.expanduser().resolve() for path in options.inputs)})
+    options = options.resolve()
     staging = out / state.STAGING_FOLDER
     if (out / MANIFEST_FILE).exists():
         return _finished(options, out)

@@ -1,4 +1,4 @@
-"""The result of a build, printable as one line."""
+"""The results of a build and of an addition, printable as one line."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -8,7 +8,29 @@ from data_tools.shards.manifest import SplitCounts
 
 
 @dataclass(frozen=True)
-class BuildSummary:
+class _Summary:
+    path: Path
+    num_recordings: int
+    counts: dict[str, SplitCounts]
+    rejected: Counter[str] = field(default_factory=Counter)
+    partly_used: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def num_crops(self) -> int:
+        """Number of crops in all splits."""
+        return sum(counts.crops for counts in self.counts.values())
+
+    def _describe(self, crops: str, known: str = "") -> str:
+        splits = ", ".join(f"{split} {counts.crops} crops" for split, counts in self.counts.items())
+        line = f"{self.path}: {self.num_recordings} recordings -> {crops} ({splits}){known}"
+        line += f"; rejected {self.rejected.total()}{by_reason(self.rejected)}"
+        if self.partly_used:
+            line += f"; used in part {self.partly_used.total()}{by_reason(self.partly_used)}"
+        return line
+
+
+@dataclass(frozen=True)
+class BuildSummary(_Summary):
     """The result of a build.
 
     Attributes:
@@ -20,22 +42,32 @@ class BuildSummary:
         was_finished: whether the dataset already existed, so that nothing was done.
     """
 
-    path: Path
-    num_recordings: int
-    counts: dict[str, SplitCounts]
-    rejected: Counter[str] = field(default_factory=Counter)
-    partly_used: Counter[str] = field(default_factory=Counter)
     was_finished: bool = False
 
     def __str__(self) -> str:
-        crops = sum(counts.crops for counts in self.counts.values())
         segments = sum(counts.segments for counts in self.counts.values())
-        line = f"{self.path}: {self.num_recordings} recordings -> {crops} crops of 10 s, {segments} segments of 5 s"
-        line += " (" + ", ".join(f"{split} {counts.crops} crops" for split, counts in self.counts.items()) + ")"
-        line += f"; rejected {self.rejected.total()}{by_reason(self.rejected)}"
-        if self.partly_used:
-            line += f"; used in part {self.partly_used.total()}{by_reason(self.partly_used)}"
-        return line
+        return self._describe(f"{self.num_crops} crops of 10 s, {segments} segments of 5 s")
+
+
+@dataclass(frozen=True)
+class AdditionSummary(_Summary):
+    """The result of an addition.
+
+    Attributes:
+        path: folder of the dataset.
+        num_recordings: recordings found in the input.
+        counts: what each split got; patients of whom it had crops do not count.
+        rejected: number of recordings not used at all, by reason.
+        partly_used: number of recordings whose signal or description was used only in part, by reason.
+        num_known: number of recordings that were in the dataset before.
+        plans: names of the plans, which do not have the new crops.
+    """
+
+    num_known: int = 0
+    plans: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self._describe(f"{self.num_crops} new crops of 10 s", f"; in the dataset already {self.num_known}")
 
 
 def by_reason(counts: Counter[str]) -> str:

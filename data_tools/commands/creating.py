@@ -181,7 +181,8 @@ def add_add(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _add(options: argparse.Namespace) -> int:
-    from data_tools.build.adding import Addition, add_recordings
+    from data_tools.build.adding import add_recordings
+    from data_tools.build.options import InputOptions
 
     _check_workers(options)
     if url_of(options.dataset) is not None:
@@ -189,8 +190,8 @@ def _add(options: argparse.Namespace) -> int:
             f"{options.dataset}: recordings can be added only to a dataset in a folder; copy it with `ecg-data convert`, add to"
             " the copy, and convert that to a new URL"
         )
-    addition = Addition(options.source, tuple(options.inputs), options.limit, frozenset(options.accept))
-    summary = add_recordings(options.dataset, addition, num_workers=options.workers, scheduler=options.scheduler)
+    recordings = InputOptions(options.source, tuple(options.inputs), options.limit, frozenset(options.accept))
+    summary = add_recordings(options.dataset, recordings, num_workers=options.workers, scheduler=options.scheduler)
     print_line(str(summary))
     if summary.num_crops and summary.plans:
         print_line(

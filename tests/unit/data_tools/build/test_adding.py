@@ -1,88 +1,24 @@
 """Additions to a dataset, in this process with one worker."""
 
 import json
-import re
-import shutil
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from adding_helpers import FORMATS, add, build, content, split_of, write
 from dataset_fixtures import write_dataset
 from recording_files import random_signal, write_recording
 
-import data_tools.build.pipeline
 from data_tools import cli
 from data_tools.build import BuildError, BuildOptions, build_dataset
-from data_tools.build.adding import Addition, AdditionSummary, add_recordings
-from data_tools.build.state import lock
 from data_tools.duplicates.hashes import KnownDataset
 from data_tools.quality.limits import QualityLimits
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import DatasetError, Encoding
+from data_tools.shards.manifest import DatasetError
 from data_tools.shards.plans import read_plan
 from data_tools.shards.verify import verify_dataset
-from engine.data.crops import CropStore
-
-FORMATS: tuple[Encoding, ...] = ("tar", "zarr")
-
-# Kills itself instead of the n-th time that a file gets its name.
-CHILD = """
-import os, signal, sys
-from data_tools import cli
-replace, left = os.replace, [int(sys.argv[1])]
-def kill_at(*arguments):
-    left[0] -= 1
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*arguments)
-os.replace = kill_at
-sys.exit(cli.main(sys.argv[2:]))
-"""
-
-
-def write(folder: Path, numbers: Sequence[int], *, source: str = "georgia", patients: int = 2) -> None:
-    """Writes recordings whose signals follow from their numbers; so many in a row are of one patient."""
-    for number in numbers:
-        comments = ["Age: 40", f"Patient: P{number // patients}"]
-        write_recording(folder / source, f"R{number:02d}", random_signal(number), comments=comments)
-
-
-def build(inputs: Path, out: Path, encoding: Encoding = "tar") -> Dataset:
-    options = BuildOptions("physionet2021", (inputs,), crops_per_shard=7, valid_fraction=0.25, format=encoding)
-    build_dataset(options, out, num_workers=1)
-    return Dataset.open(out)
-
-
-def add(dataset: Path, inputs: Path) -> AdditionSummary:
-    return add_recordings(dataset, Addition("physionet2021", (inputs,)), num_workers=1)
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def split_of(dataset: Dataset, column: str) -> dict[str, set[str]]:
-    return {split: set(dataset.samples(split)[column].to_pylist()) for split in dataset.splits}
-
-
-@pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Inputs ``old`` with recordings 0 to 19 of patients 0 to 9, ``more`` with 15 to 39, and datasets of the former."""
-    root = tmp_path_factory.mktemp("built")
-    write(root / "old", range(20))
-    write(root / "more", range(15, 40))
-    for encoding in FORMATS:
-        build(root / "old", root / encoding, encoding)
-    return root
-
-
-@pytest.fixture
-def folder(built: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    return Path(shutil.copytree(built / getattr(request, "param", "tar"), tmp_path / "dataset"))
 
 
 @pytest.mark.parametrize("folder", FORMATS, indirect=True)
@@ -255,110 +191,14 @@ def test_new_crops_have_the_names_by_which_plans_know_their_patients(tmp_path: P
     assert names["ptb-xl-HR00050-0"] == names["ptb-xl-HR00003-0"] == "ptb-xl/patient 3"
 
 
-@pytest.mark.parametrize("encoding", FORMATS)
-def test_a_conversion_there_and_back_gives_the_same_bytes(built: Path, tmp_path: Path, encoding: Encoding) -> None:
-    folder = Path(shutil.copytree(built / encoding, tmp_path / "dataset"))
-    add(folder, built / "more")
-    (other,) = set(FORMATS) - {encoding}
-    for source, out, name in ((folder, "there", other), (tmp_path / "there", "back", encoding)):
-        command = ["convert", str(source), str(tmp_path / out), "--format", name, "--workers", "1"]
-        assert cli.main(command) == 0
-        assert list(verify_dataset(tmp_path / out)) == []
-    assert content(tmp_path / "back") == content(folder)
-
-
-@pytest.mark.filterwarnings("ignore:Numcodecs codecs are not in the Zarr version 3 specification")
-def test_any_zarr_library_can_read_what_was_added(built: Path, tmp_path: Path) -> None:
-    zarr = pytest.importorskip("zarr")
-    folder = Path(shutil.copytree(built / "zarr", tmp_path / "dataset"))
-    add(folder, built / "more")
-    arrays = zarr.open(folder / "zarr", mode="r")
-    rows = Dataset.open(folder).samples("pretrain").to_pylist()
-    crops = np.concatenate([arrays["pretrain"][:], arrays["pretrain-2"][:]])
-    assert len(crops) == len(rows)
-    for crop, row in zip(crops, rows, strict=True):
-        np.testing.assert_array_equal(crop, random_signal(int(row["recording"][1:])))
-
-
-def test_training_notices_the_new_crops(built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("engine.data.shared_arrays.SHARED_CROPS", 1)  # so that the index is kept in the cache
-    old = Dataset.open(folder)
-    before = CropStore(old, "pretrain", unit="crop")
-    add(folder, built / "more")
-    after = CropStore(Dataset.open(folder), "pretrain", unit="crop")
-    assert after.num_samples > before.num_samples
-    assert after.identity() != before.identity()
-    # Places in shards stay true, rows of the table do not.
-    out = np.empty((before.num_samples, 12, 5000), np.int16)
-    before.read(np.arange(before.num_samples), out)
-    with pytest.raises(DatasetError, match=r"samples\.parquet was replaced, perhaps by `ecg-data add`; start again"):
-        old.samples("valid")
-
-
-# 1: the options; 2 to 4: the staged chunk; 5: rejected recordings; to 21: four shards; to 24: tables and manifest;
-# to 32: files of shards are moved; to 34: tables are moved; 35: the manifest is moved.
-@pytest.mark.parametrize("stop_at", [4, 15, 24, 30, 35])
-def test_a_killed_addition_resumes(built: Path, folder: Path, tmp_path: Path, stop_at: int) -> None:
-    expected_folder = Path(shutil.copytree(folder, tmp_path / "expected"))
-    add(expected_folder, built / "more")
-    before, old = content(folder), Dataset.open(folder).fingerprint
-    command = ["add", str(folder), "physionet2021", str(built / "more"), "--workers", "1"]
-    assert subprocess.run([sys.executable, "-c", CHILD, str(stop_at), *command], check=False).returncode == -9
-    kept = content(folder)
-    assert all(kept[name] == data for name, data in before.items() if name.startswith("shards/"))
-    if stop_at == 35:
-        message = f"{folder}: `ecg-data add` was interrupted while it moved new files here; run it again"
-        with pytest.raises(DatasetError, match=re.escape(message)):
-            Dataset.open(folder)
-    else:
-        assert Dataset.open(folder).fingerprint == old
-        assert bool(list(verify_dataset(folder))) == (stop_at > 25)  # files that are not listed
-    assert cli.main(command) == 0
-    assert content(folder) == content(expected_folder)
-
-
-def test_what_an_addition_left_behind_when_it_was_finished_is_removed(built: Path, folder: Path) -> None:
-    add(folder, built / "more")
-    before = content(folder)
-    (folder / ".add").mkdir()
-    (folder / ".add" / "build.json").write_text(json.dumps({"dataset": "0" * 64}))
-    (folder / ".add" / "chunk-000000.npy").write_text("outdated")
-    assert add(folder, built / "more").num_crops == 0
-    assert content(folder) == before
-
-
-def test_another_addition_does_not_resume_it(
-    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_cannot_be_added_to_is_one_line(
+    built: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["add", str(folder), "physionet2021", str(built / "more"), "--workers", "1"]
-
-    def stop(_: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(data_tools.build.pipeline, "stage_chunk", stop)
-        assert cli.main(command) == 130
-    assert capsys.readouterr().err == "ecg-data: interrupted; run the same command again to resume\n"
-    assert cli.main([*command, "--limit", "20"]) == 2
-    assert capsys.readouterr().err == (
-        f"ecg-data: {folder}: contains an unfinished addition with other options (limit None instead of 20); repeat that"
-        f" command, or remove {folder / '.add'}\n"
-    )
-    with lock(folder / ".add"):
-        assert cli.main(command) == 2
-    assert "another build is running here" in capsys.readouterr().err
-    assert cli.main(command) == 0
-    assert list(verify_dataset(folder)) == []
-
-
-def test_what_cannot_be_added_to_is_one_line(built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     foreign = write_dataset(tmp_path / "foreign", {"pretrain": 2})
     with pytest.raises(BuildError, match=r"build\.options has no 'crops_per_shard'; only what `ecg-data build` made can be"):
         add(foreign, built / "more")
     with pytest.raises(DatasetError, match="no such folder"):
         add(tmp_path / "nowhere", built / "more")
-    folder = Path(shutil.copytree(built / "tar", tmp_path / "dataset"))
     before = content(folder)
     with pytest.raises(ValueError, match="missing"):
         add(folder, tmp_path / "missing")
