@@ -89,8 +89,8 @@ def convert_dataset(
         write_samples(shards)
         copied = [name for name in (REJECTED_FILE, QUALITY_FILE) if name in manifest.tables]
         for name in (*copied, *([] if manifest.splits is None else [manifest.splits.file])):
-            with atomic_write(out / name) as file:
-                file.write((dataset.path / name).read_bytes())
+            with (dataset.path / name).open("rb") as source, atomic_write(out / name) as copy:
+                shutil.copyfileobj(source, copy)
         changes = {
             "encoding": encoding,
             "shards": tuple(infos),

@@ -81,14 +81,15 @@ def check_identity(
     remove = remove or out
     try:
         found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        other = difference({**found, "listing": None}, {**wanted, "listing": None})
+        has_changed = found["listing"] != listing
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BuildError(f"{path}: cannot be read ({one_line(error)}); remove {remove} and run the command again") from None
-    other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
         raise BuildError(
             f"{out}: contains an unfinished {work} with other options ({other}); repeat that command, or remove {remove}"
         )
-    if found["listing"] != listing:
+    if has_changed:
         raise BuildError(f"{out}: the input has changed since this {work} started; remove {remove} and run the command again")
 
 

@@ -266,7 +266,9 @@ def _convert(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
     from data_tools.shards.manifest import MANIFEST_FILE
 
-    with output_folder(options.out, options.dataset, options.format, options.compression) as out:
+    # The content of the dataset, not its location: a conversion of what was there before must not be uploaded.
+    source = Dataset.open(options.dataset).manifest.model_dump_json()
+    with output_folder(options.out, source, options.format, options.compression) as out:
         if url_of(options.out) is not None and (out / MANIFEST_FILE).exists():  # only its upload was interrupted
             dataset = Dataset.open(out)
         else:

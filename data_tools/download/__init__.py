@@ -14,7 +14,7 @@ from data_tools.download.archives import extract_archive
 from data_tools.download.corpora import CORPORA, Corpus
 from data_tools.download.http import Client, DownloadError
 from data_tools.download.listing import PublishedFile, PublishedList, fetch_list
-from data_tools.download.transfer import FileError, StoppedError, Transfer
+from data_tools.download.transfer import FileError, StoppedError, Transfer, part_of
 
 MAX_CONNECTIONS = 8
 DEFAULT_CONNECTIONS = 4
@@ -108,15 +108,22 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
 
 
 def _check_space(corpus: Corpus, files: PublishedList, num_files: int, folder: Path, *, has_all: bool) -> int | None:
-    """Compares the free space with the size of the missing files; returns the size of all files, None if unknown."""
+    """Compares the free space with what is still to be downloaded; returns the size of all files, None if unknown.
+
+    Raises:
+        DownloadError: the disk is too small.
+    """
     num_missing, known, missing_bytes = 0, 0, 0
     has_sizes = True
     for file in files:
-        is_missing = not (folder / file.name).exists()
+        path = folder / file.name
+        is_missing = not path.exists()
         num_missing += is_missing
         has_sizes &= file.size is not None
         known += file.size or 0
-        missing_bytes += (file.size or 0) if is_missing else 0
+        if is_missing and file.size is not None:
+            part = part_of(path)
+            missing_bytes += max(0, file.size - (part.stat().st_size if part.exists() else 0))
     if not has_sizes:
         missing_bytes = int(corpus.about_gb * 1e9 * num_missing / num_files) if has_all else 0
     free = shutil.disk_usage(folder).free

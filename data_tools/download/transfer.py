@@ -74,7 +74,7 @@ class Transfer:
                 self._on_bytes(path.stat().st_size)
                 return False
             raise FileError(f"{file.name}: already exists, but differs from the published file; move it away to download it")
-        part = path.with_name(f".{path.name}.part")
+        part = part_of(path)
         if part.is_symlink():
             part.unlink()
         self._on_bytes(part.stat().st_size if part.exists() else 0)
@@ -163,6 +163,11 @@ class _BusyError(Exception):
     def __init__(self, status: int, retry_after: str) -> None:
         super().__init__(str(status))
         self.seconds = min(float(retry_after), 300) if retry_after.isdecimal() else 0
+
+
+def part_of(path: Path) -> Path:
+    """Returns the hidden file that holds the bytes received so far, until the file is complete."""
+    return path.with_name(f".{path.name}.part")
 
 
 def _reason(error: Exception) -> str:

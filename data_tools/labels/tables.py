@@ -287,9 +287,9 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
 def _numbers(path: Path, name: str, column: pa.ChunkedArray, kind: Kind) -> NDArray[np.float64]:
     """Returns a column's numbers, NaN where there is none; LabelError if they do not suit the kind."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
-        if not pa.types.is_null(column.type):
-            first = column.drop_null()[0].as_py()
-            raise LabelError(f"{path}: column '{name}' must contain numbers, got {first!r}")
+        present = column.drop_null()
+        if len(present):
+            raise LabelError(f"{path}: column '{name}' must contain numbers, got {present[0].as_py()!r}")
         return np.full(len(column), np.nan)
     values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy().astype(np.float64)
     if np.isinf(values).any():

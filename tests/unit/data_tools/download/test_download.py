@@ -1,5 +1,6 @@
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -186,6 +187,21 @@ def test_too_little_space(server: CorpusServer, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DownloadError, match=r"about 1000000000.0 GB are missing, but only .* GB are free"):
         download_corpus("huge", tmp_path, options(server))
     assert not (tmp_path / MAT).exists()
+
+
+@pytest.mark.parametrize(("free", "is_enough"), [(20_000, True), (5_000, False)])
+def test_a_partly_downloaded_file_needs_space_only_for_its_rest(
+    server: CorpusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, is_enough: bool
+) -> None:
+    server.publish_record({"exams.csv": content(3)})
+    (tmp_path / ".exams.csv.part").write_bytes(content(3)[:90_000])
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    if is_enough:
+        assert download_corpus("code15", tmp_path, options(server)).num_new == 1
+    else:
+        with pytest.raises(DownloadError, match="GB are missing, but only"):
+            download_corpus("code15", tmp_path, options(server))
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

@@ -235,6 +235,22 @@ def test_an_interrupted_upload_resumes(local: Path, url: str, cache: Path, monke
     assert not any((cache / "uploads").iterdir())
 
 
+def test_an_interrupted_upload_of_a_dataset_that_has_changed_since_starts_again(
+    local: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["convert", str(local), url, "--format", Dataset.open(local).manifest.encoding, "--workers", "1"]
+    with monkeypatch.context() as context:
+
+        def fail(*_: object) -> None:
+            raise StorageError("gone")
+
+        context.setattr(Bucket, "write", fail)
+        assert cli.main(command) == 2
+    assert cli.main(["split", str(local), "--plan", "random"]) == 0
+    assert cli.main(command) == 0
+    assert Dataset.open(url).manifest.splits == Dataset.open(local).manifest.splits
+
+
 def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     encoding = Dataset.open(local).manifest.encoding
     other: Encoding = "zarr" if encoding == "tar" else "tar"
