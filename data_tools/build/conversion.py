@@ -1,6 +1,6 @@
-"""Converts a dataset to another format of shards, without loss.
+"""Converts a dataset to another shard format, without loss.
 
-Every shard becomes one shard with the same crops, so a conversion there and back gives the same bytes. An interrupted
+Every shard becomes one shard with the same crops, so converting there and back gives the same bytes. An interrupted
 conversion resumes, like a build.
 """
 
@@ -58,7 +58,7 @@ def convert_dataset(
         path: folder or URL of the dataset.
         out: folder of the new dataset; new, empty, or with an unfinished conversion of the same dataset and options.
         encoding: format of the new shards.
-        compression: name of their compression; None for the format's default.
+        compression: name of the new shards' compression; None for the format's default.
         num_workers: number of processes; None for one per CPU.
 
     Returns:
@@ -126,7 +126,7 @@ def _convert_shard(task: _ConversionTask) -> None:
 
 
 def _check_tar(task: _ConversionTask) -> Iterator[StoredCrop]:
-    """Yields the crops of a tar shard, and checks that it could be written again from them."""
+    """Yields the crops of a tar shard, and checks that they suffice to write the same shard again."""
     with Path(os.devnull).open("wb") as nowhere:
         writer = ShardWriter(nowhere)
         for crop in _read_crops(task):

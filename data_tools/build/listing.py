@@ -16,13 +16,13 @@ class Listing:
     """Recordings, numbered from 0 in the order they were found.
 
     Attributes:
-        num_known: number of recordings that are in the dataset.
+        num_known: number of recordings that are already in the dataset.
 
     Args:
         path: scratch file; overwritten.
         files: the recordings.
-        limit: take only so many.
-        known: prefixes of the keys of recordings to leave out, because they are in the dataset.
+        limit: maximum number of recordings; None for all.
+        known: key prefixes of the recordings to leave out because they are already in the dataset.
 
     Raises:
         OSError: the scratch file cannot be written.
@@ -38,7 +38,7 @@ class Listing:
             stack.pop_all()
 
     def _write(self, files: Iterable[RecordingFile], known: Iterable[str]) -> None:
-        # It is not read after a crash, so it need not survive one.
+        # The file is not read after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute(
@@ -101,7 +101,7 @@ class Listing:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Raises errors of the database, which are errors of its file, as OSError."""
+    """Raises errors of the database, all of which concern its file, as OSError."""
     try:
         yield
     except sqlite3.OperationalError as error:

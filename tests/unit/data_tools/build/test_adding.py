@@ -27,7 +27,7 @@ def test_old_shards_stay_and_new_ones_follow(built: Path, folder: Path) -> None:
     old_rows = {split: old.samples(split) for split in old.splits}
     summary = add(folder, built / "more")
     assert str(summary).startswith(f"{folder}: 25 recordings -> 20 new crops of 10 s (pretrain ")
-    assert str(summary).endswith("; in the dataset already 5; rejected 0")
+    assert str(summary).endswith("; already in the dataset 5; rejected 0")
     after = content(folder)
     changed = {name for name in before if after.get(name) != before[name]}
     assert changed == {"manifest.json", "samples.parquet"}

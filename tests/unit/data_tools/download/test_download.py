@@ -95,7 +95,7 @@ def test_a_missing_file_fails_alone(server: CorpusServer, tmp_path: Path, capsys
     del server.files[MAT]
     assert cli.main(["download", "physionet2021", str(tmp_path), "--mirror", server.url]) == 1
     out = capsys.readouterr().out
-    assert f"{MAT}: the server answers 404" in out
+    assert f"{MAT}: the server responds with 404" in out
     assert "2 of 3 files of physionet2021 are complete, 2 of them new" in out
 
 
@@ -107,6 +107,7 @@ def test_a_file_of_the_user_is_not_replaced(server: CorpusServer, tmp_path: Path
 
 
 def test_a_busy_server_is_asked_again(server: CorpusServer, tmp_path: Path) -> None:
+    server.statuses["SHA256SUMS.txt"] = [503, 500]
     server.statuses[MAT] = [503, 429, 500]
     assert download_corpus("physionet2021", tmp_path, options(server)).failures == []
     assert server.requests[MAT] == 4
@@ -114,7 +115,7 @@ def test_a_busy_server_is_asked_again(server: CorpusServer, tmp_path: Path) -> N
 
 def test_a_server_that_says_nothing_ends_the_download(server: CorpusServer, tmp_path: Path) -> None:
     server.silent.add(MAT)
-    with pytest.raises(DownloadError, match=r"E00001.mat: the server does not answer \(ReadTimeout"):
+    with pytest.raises(DownloadError, match=r"E00001.mat: the server does not respond \(ReadTimeout"):
         download_corpus("physionet2021", tmp_path, options(server, read_seconds=0.05, num_connections=1))
 
 
