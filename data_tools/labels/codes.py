@@ -15,9 +15,10 @@ from data_tools.labels.definition import LabelDefinition, Labels
 
 @dataclass(frozen=True)
 class CodeLabeler:
-    """Labels from the codes that a dataset holds; a crop without any code has no label, since nobody has looked.
+    """Labels from the codes in a dataset.
 
-    A crop whose codes belong to no class has a label: none of the classes is true.
+    A crop without codes has no label, because nobody may have examined it. A crop whose codes belong to no class has a label:
+    no class is true.
 
     Attributes:
         definition: multilabel, with codes.
@@ -31,11 +32,11 @@ class CodeLabeler:
 
 
 def encode_codes(definition: LabelDefinition, codes: pa.ChunkedArray) -> Labels:
-    """Returns the labels of samples with some codes.
+    """Returns the labels of samples, given their codes.
 
     Args:
         definition: multilabel, with codes.
-        codes: lists of strings, [N]; unknown ones are of no class.
+        codes: lists of strings, [N]; codes that the definition does not have are ignored.
     """
     assert definition.kind == "multilabel", definition.kind
     assert definition.codes is not None

@@ -178,7 +178,7 @@ def test_predictions_are_printed_on_the_ecg(
         assert "predicted: " in figure
         assert f"AF {row['probability_AF']:.2f}" in figure
     assert ecg_data([*plot[:2], "pretrain-000000", *plot[3:], "--out", str(tmp_path / "fig.svg")]) == 2
-    assert "no prediction of test/rpretrain0" in capsys.readouterr().err
+    assert "no prediction for test/rpretrain0" in capsys.readouterr().err
     other = ["--predictions", str(dataset / "samples.parquet")]
     assert ecg_data([*plot[:3], *other, "--out", str(tmp_path / "fig.svg")]) == 2
     assert "samples.parquet: has no columns of predictions" in capsys.readouterr().err
