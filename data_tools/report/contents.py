@@ -33,7 +33,7 @@ _RECORDINGS = f"""
 _LABELS_EACH = f"""
     SELECT len(labels) AS num, count(DISTINCT {_RECORDING}) FROM samples GROUP BY ALL ORDER BY ALL
 """  # noqa: S608
-# Upper ends of ranges of counts that are shown together.
+# Upper ends of the ranges into which counts are grouped.
 _RANGES = (1, 2, 3, 4, 5, 9, 19, 49, 99, 999)
 
 
@@ -52,7 +52,7 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     leads = [(shorten_leads(names), num) for names, num in contents.leads]
     rates = [(f"{rate:g} Hz", num) for rate, num in contents.sampling_rates]
-    for caption, counts in (("Leads that were recorded", leads), ("Sampling rates of the recordings", rates)):
+    for caption, counts in (("Recorded leads", leads), ("Sampling rates of the recordings", rates)):
         blocks.append(shares_table(caption, ("", "crops", "share"), counts, num_crops, _MAX_ROWS))
     return Section("Contents", blocks)
 
@@ -62,7 +62,7 @@ def _hours(num_samples: int) -> str:
 
 
 def shares_table(caption: str, header: Sequence[str], counts: Sequence[tuple[str, int]], total: int, max_rows: int) -> Table:
-    """Returns a table of counts and their shares of a total; those after the first ``max_rows`` are added up."""
+    """Returns a table of counts and their shares of a total; counts after the first ``max_rows`` are summed."""
     rows: list[Sequence[str | Cell]] = [[_cut(name, 60), f"{num:,}", share_cell(num, total)] for name, num in counts[:max_rows]]
     if len(counts) > max_rows:
         num = sum(num for _, num in counts[max_rows:])
@@ -90,7 +90,7 @@ def distributions_section(samples: duckdb.DuckDBPyConnection, heart_rates: Panel
         _ranges_of(samples, _RECORDINGS, "Sessions", "recordings", "patients"),
         _ranges_of(samples, _LABELS_EACH, "Labels", "labels", "recordings"),
     ]
-    return Section("Distributions", [Figures("Of recordings that are used, in all splits together.", panels)])
+    return Section("Distributions", [Figures("Recordings that are used, all splits together.", panels)])
 
 
 def _bars_of(samples: duckdb.DuckDBPyConnection, query: str, title: str, axis: str) -> Panel:
@@ -103,7 +103,7 @@ def _cut(text: str, length: int = 12) -> str:
 
 
 def _ranges_of(samples: duckdb.DuckDBPyConnection, query: str, title: str, axis: str, unit: str) -> Panel:
-    """Draws how often counts are in each range."""
+    """Draws how many counts are in each range."""
     counts = Counter[str]()
     for number, num in samples.execute(query).fetchall():
         counts[_range_of(number)] += num

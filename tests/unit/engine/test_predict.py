@@ -220,4 +220,4 @@ def test_an_input_may_be_a_url(run: Run, model: Path, dataset: Path, tmp_path: P
     status, _, lines = run(model, "s3://key:secret@bucket/set", "-o", tmp_path / "out.csv")
     assert status == 2
     assert len(lines) == 1
-    assert "s3://bucket: write credentials into the environment, not into the URL" in lines[0]
+    assert "s3://bucket: put credentials in the environment, not in the URL" in lines[0]

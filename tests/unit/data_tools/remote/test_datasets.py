@@ -197,13 +197,13 @@ def test_no_dataset_and_names_that_leave_the_folder(local: Path, url: str, tmp_p
 
 
 def test_credentials_in_a_url_are_refused_without_repeating_them(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="https://host: write credentials into the environment") as caught:
+    with pytest.raises(ValueError, match="https://host: put credentials in the environment") as caught:
         Dataset.open("https://me:secret@host/data")
     assert "secret" not in str(caught.value)
     with pytest.raises(SystemExit):
         cli.main(["info", "https://me:secret@host/data"])
     error = capsys.readouterr().err
-    assert "https://host: write credentials into the environment" in error
+    assert "https://host: put credentials in the environment" in error
     assert "secret" not in error
 
 
