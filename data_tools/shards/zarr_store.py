@@ -96,7 +96,11 @@ class OpenZarrShard(OpenShard):
         numbers = _remove_crc(index)
         if numbers is None:
             raise self.error("has a damaged index")
-        self._index = np.frombuffer(numbers, "<u8").reshape(capacity, 2).tolist()
+        entries = np.frombuffer(numbers, "<u8").reshape(capacity, 2)
+        # The CRC does not protect against a forged index, whose sizes would be allocated.
+        if np.any(entries[entries[:, 0] != _NO_CHUNK] > shard.size):
+            raise self.error("has a damaged index")
+        self._index = entries.tolist()
 
     @classmethod
     def pieces_to_open(cls, dataset: Path, remote: RemoteDataset, shard: ShardInfo) -> list[Piece]:
