@@ -1,4 +1,4 @@
-"""Describes the plans of a dataset as text, those of the paper with its counts beside."""
+"""Describes the plans of a dataset as text, with the paper's counts beside those of its plans."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from data_tools.splits.plans import PaperPlan
 
 _ALL = "all"
 
-# Section 5.1 of the paper: plan, number of samples in its splits, which are 5-s segments, and why they differ here.
+# Section 5.1 of the paper: plan, number of 5-s segments in each split, and why the numbers differ here.
 _PAPER = (
     (
         "pretrain",

@@ -22,14 +22,14 @@ _OPTIONS = {
 
 
 def parse_plan(kind: str, given: Mapping[str, Any]) -> PlanOptions:
-    """Returns the plan that options of ``ecg-data split`` describe.
+    """Returns the plan that the options of ``ecg-data split`` describe.
 
     Args:
-        kind: ``--plan``.
-        given: the other options that were given, by name: ``fractions``, ``hold_out``, …
+        kind: value of ``--plan``.
+        given: the other given options by name: ``fractions``, ``hold_out``, …
 
     Raises:
-        PlanError: an unknown kind, an option that it does not take, or one that cannot be understood.
+        PlanError: the kind is unknown, does not take an option, or an option is invalid.
     """
     if kind not in _OPTIONS:
         raise PlanError(f"unknown plan '{kind}'; plans are {', '.join(_OPTIONS)}")

@@ -1,4 +1,4 @@
-"""Adds plans to a dataset: the table first, under a name that follows from its content, then the manifest that names it."""
+"""Adds plans to a dataset: writes the table first, named by its hash, then the manifest, which refers to that name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from data_tools.splits.plans import Column, PlanOptions
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _SPLIT_TYPE = pa.dictionary(pa.int8(), pa.string())
-# The columns of SplitCounts; a chosen segment is the only one of its crop.
+# The columns of SplitCounts. If a segment was chosen, it is the only one of its crop that counts.
 _COUNT = """
     SELECT "{name}", count(DISTINCT recording), count(DISTINCT patient), count(*), count(*) FILTER (num_segments = 2),
         sum(CASE WHEN {segment} < 0 THEN num_segments ELSE 1 END)::BIGINT
@@ -28,13 +28,13 @@ _COUNT = """
 
 
 def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
-    """Makes a plan and adds it to a dataset, in place of plans of the same names; the shards do not change.
+    """Makes a plan and adds it to a dataset, replacing plans of the same names; the shards do not change.
 
     Args:
         folder: folder or URL of the dataset.
-        plan: what to make.
-        seed: of the random choices.
-        patients: ptbxl_database.csv, whose patients replace those of PTB-XL's recordings; later plans keep to them.
+        plan: the plan.
+        seed: seed of the random choices.
+        patients: ptbxl_database.csv, which names the patients of PTB-XL's recordings; later plans use the same names.
 
     Returns:
         The dataset with the plan.
