@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         return run_protocol(options) if options.protocol else _run_tables(options)
-    except KeyboardInterrupt:  # in the preparations
+    except KeyboardInterrupt:  # during the preparations
         return report_interrupt()
 
 
@@ -125,7 +125,11 @@ def _make_settings(options: argparse.Namespace) -> Settings:
 
 
 def _check_same(settings: Settings) -> None:
-    """Records the settings in the output folder, which must not have runs with others."""
+    """Records the settings in the output folder.
+
+    Raises:
+        UserError: the folder has runs with other settings.
+    """
     path = settings.output / _SETTINGS_FILE
     own = json.loads(json.dumps(settings.describe()))
     if path.is_file():

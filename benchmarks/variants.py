@@ -2,9 +2,10 @@
 
     python benchmarks/variants.py [--pairs 64] [--precision bf16] [--compile] [--json FILE] [key.path=value ...]
 
-Measures every implementation that the model knows, forward and backward, at the shapes of a training step, and compares it with
-the limit given by its FLOPs and bytes; attention runs once per transformer block. An implementation that has no kernel for this
-device or runs out of memory is listed with its error. The names are values of ``compute.attention`` and ``compute.positional``.
+Measures each implementation that the model offers, forward and backward, with the shapes of a training step, and compares it
+with the limit set by its FLOPs and bytes; attention runs once per transformer block. An implementation that has no kernel for
+this device, or runs out of memory, is listed with its error. The names are values of ``compute.attention`` and
+``compute.positional``.
 """
 
 import argparse
