@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,15 +62,27 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
         variables = {**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", **caches, **(environment or {})}
         process = subprocess.Popen([sys.executable, __file__, content], env=variables, stdout=log, stderr=log)
         memory = 0.0
-        while process.poll() is None:
-            memory = max(memory, _memory_mb(process.pid)) if task == "measure" else 0.0
-            time.sleep(_SECONDS_BETWEEN_SAMPLES)
+        try:
+            while process.poll() is None:
+                memory = max(memory, _memory_mb(process.pid)) if task == "measure" else 0.0
+                time.sleep(_SECONDS_BETWEEN_SAMPLES)
+        finally:
+            _end(process)
     if process.returncode or not out.exists():
         lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
         errors = [line for line in lines if _ERROR.match(line)] or lines or [f"exit status {process.returncode}"]
         raise PeerError(f"{name}, {task}: {errors[-1]}")
     result: dict[str, Any] = json.loads(out.read_text())
     return result | {"memory_mb": memory}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and its children, which are still running after an exception such as Ctrl-C."""
+    if process.poll() is None:
+        for each in _tree(process.pid):
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait()
 
 
 def _memory_mb(pid: int) -> float:

@@ -55,7 +55,7 @@ class AugmentationOptions(Options):
                 choice.check_leads(leads)
             except ValueError as error:
                 key = f"data.augmentations.{name}"
-                raise ValueError(f"{key} needs {error}: use more leads, or set {key}=null") from None
+                raise ValueError(f"{key} needs {error}; use more leads, or set {key}=null") from None
 
 
 def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[int]) -> list[Augmentation]:

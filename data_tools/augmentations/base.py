@@ -36,7 +36,7 @@ def check_order(limits: tuple[float, float]) -> tuple[float, float]:
     """
     low, high = limits
     if low > high:
-        raise ValueError(f"the range [{low:g}, {high:g}] is reversed: write [{high:g}, {low:g}]")
+        raise ValueError(f"the range [{low:g}, {high:g}] is reversed; write [{high:g}, {low:g}]")
     return limits
 
 

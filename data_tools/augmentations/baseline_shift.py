@@ -47,7 +47,7 @@ class BaselineShift(base.Noise):
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if self.consistent_limb_leads and self.offset_per == "lead":
-            raise ValueError("consistent_limb_leads=true needs one span for all leads: set offset_per=segment")
+            raise ValueError("consistent_limb_leads=true needs one span for all leads; set offset_per=segment")
         return self
 
     def draw(self, segments: base.Segments) -> base.NoiseDraws:

@@ -1,4 +1,4 @@
-"""The table of corpora that can be downloaded. To add one: a line in :data:`CORPORA`, and one in the README."""
+"""The table of corpora that can be downloaded. To add one, add a line to :data:`CORPORA` and name it in docs/datasets.md."""
 
 from typing import Literal, NamedTuple
 

@@ -110,7 +110,7 @@ class LabelTable:
         for row, source in zip(rows[chosen].tolist(), samples["source"].take(pa.array(chosen)).to_pylist(), strict=True):
             if source_of.setdefault(row, source) != source:
                 raise LabelError(
-                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}: add a column "
+                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}; add a column "
                     "'source'"
                 )
 
@@ -278,7 +278,7 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
     if len(partly):
         column = columns[int(is_missing[partly[0]].argmax())]
         raise LabelError(
-            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'): fill in all of a row or none"
+            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'); fill in all of a row, or none"
         )
     is_labeled: NDArray[np.bool_] = num_missing == 0
     values[~is_labeled] = missing_value(kind)

@@ -79,7 +79,7 @@ def check_names(plan: PlanOptions) -> None:
     for name in plan.names():
         if not _NAME.fullmatch(name) or name in {"key", PATIENT_COLUMN} or name.endswith(SEGMENT_SUFFIX):
             raise PlanError(
-                f"'{name}' is not a valid plan name: use lowercase letters, digits, _ and -; key and patient are reserved"
+                f"'{name}' is not a valid plan name; use lowercase letters, digits, _ and -; key and patient are reserved"
             )
 
 

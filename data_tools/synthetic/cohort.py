@@ -86,11 +86,11 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
         if found != identity:
             raise ValueError(
                 f"{out}: already contains another cohort ({marker.name}: {found}; requested: {num_patients} patients, "
-                f"seed {seed}, version {COHORT_VERSION}): choose another folder or remove it"
+                f"seed {seed}, version {COHORT_VERSION}); choose another folder or remove it"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         problem = "is not empty and contains no simulated cohort" if out.is_dir() else "is not a folder"
-        raise ValueError(f"{out}: {problem}: choose a new or empty folder")
+        raise ValueError(f"{out}: {problem}; choose a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
     for number in range(0, num_patients, _PATIENTS_PER_FOLDER):
         _folder(out, number).mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
                 labels += own_labels
     except OSError as error:
         raise ValueError(
-            f"{out}: cannot be written ({error.strerror or error}): free some space or choose another folder"
+            f"{out}: cannot be written ({error.strerror or error}); free some space or choose another folder"
         ) from error
     return CohortSummary(
         path=out,

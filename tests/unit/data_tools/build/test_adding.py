@@ -195,7 +195,9 @@ def test_what_cannot_be_added_to_is_one_line(
     built: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = write_dataset(tmp_path / "foreign", {"pretrain": 2})
-    with pytest.raises(BuildError, match=r"build\.options has no 'crops_per_shard'; only what `ecg-data build` made can be"):
+    with pytest.raises(
+        BuildError, match=r"build\.options has no 'crops_per_shard'; add only to datasets that `ecg-data build` made"
+    ):
         add(foreign, built / "more")
     with pytest.raises(DatasetError, match="no such folder"):
         add(tmp_path / "nowhere", built / "more")

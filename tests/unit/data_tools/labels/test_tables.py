@@ -185,5 +185,5 @@ def test_a_recording_in_two_sources(tmp_path: Path, simulated_dataset: Path, mon
 
     monkeypatch.setattr(Dataset, "iterate_samples", iterate_samples)
     path = write(tmp_path, "recording,x\n8,5\n")
-    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia: add a column 'source'"):
+    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia; add a column 'source'"):
         read_label_table(path, "regression", ["x"]).check_keys([Dataset.open(simulated_dataset)])
