@@ -66,8 +66,8 @@ def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
 def _download(options: argparse.Namespace) -> int:
     from data_tools.download import DownloadOptions, download_corpus
 
-    how = DownloadOptions(tuple(options.only), options.connections, options.mirror)
-    summary = download_corpus(options.corpus, options.out, how)
+    download_options = DownloadOptions(tuple(options.only), options.connections, options.mirror)
+    summary = download_corpus(options.corpus, options.out, download_options)
     for failure in summary.failures:
         print_line(failure)
     num_complete = summary.num_files - len(summary.failures)
@@ -141,7 +141,7 @@ def _build(options: argparse.Namespace) -> int:
             raise ValueError("--patients applies only with --splits; add --splits paper or drop --patients")
         read_patients(options.patients)  # reports mistakes before the slow build
     _check_workers(options)
-    what = BuildOptions(
+    build_options = BuildOptions(
         source=options.source,
         inputs=tuple(options.inputs),
         limit=options.limit,
@@ -154,8 +154,8 @@ def _build(options: argparse.Namespace) -> int:
         skip_duplicates_of=tuple(KnownDataset.find(other) for other in options.skip_duplicates_of),
         quality=None if options.quality is None else read_limits(options.quality),
     )
-    with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:
-        summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)
+    with output_folder(options.out, build_options, plan, options.patients, may_exist=True) as out:
+        summary = build_dataset(build_options, out, num_workers=options.workers, scheduler=options.scheduler)
         if summary.was_finished:
             print_line("already built with the same options; nothing to do")
         print_line(str(replace(summary, path=options.out)))
