@@ -75,12 +75,12 @@ def estimate_tiny(settings: Settings, cells: Sequence[CellJob], devices: Devices
     jobs: dict[str, Sequence[EncoderJob | CellJob]] = {"encoder": [job for job in encoders if job.encoder.preset != RANDOM]}
     jobs |= {task: [job for job in todo if job.cell.task == task] for task in ("Dx", "Id")}
     known = _finished_seconds(settings)
-    sources = {"finished runs" for kind, own in jobs.items() if own and kind in known}
-    to_probe = [own[0] for kind, own in jobs.items() if own and kind not in known]
+    sources = {"finished runs" for kind, of_kind in jobs.items() if of_kind and kind in known}
+    to_probe = [of_kind[0] for kind, of_kind in jobs.items() if of_kind and kind not in known]
     if to_probe:
         known |= _probe(settings, to_probe, devices)
         sources.add("timed probes")
-    seconds = sum(len(own) * known[kind] for kind, own in jobs.items() if own)
+    seconds = sum(len(of_kind) * known[kind] for kind, of_kind in jobs.items() if of_kind)
     return Estimate(len(encoders), len(todo), seconds, devices.num_workers, " and ".join(sorted(sources)) or "nothing to run")
 
 
@@ -90,7 +90,7 @@ def _finished_seconds(settings: Settings) -> dict[str, float]:
     for path in settings.output.glob(f"*/*/{RESULT_FILE}"):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         seconds.setdefault(result["kind"], []).append(result["seconds"])
-    return {kind: fmean(own) for kind, own in seconds.items()}
+    return {kind: fmean(of_kind) for kind, of_kind in seconds.items()}
 
 
 def _probe(settings: Settings, jobs: Iterable[EncoderJob | CellJob], devices: Devices) -> dict[str, float]:

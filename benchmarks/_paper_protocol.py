@@ -123,9 +123,14 @@ class ProtocolJob(Job):
         """Returns the configuration of the fine-tuning; for a linear probe, only its label options matter."""
         preset = Path(__file__).parent.parent / "configs" / "finetune" / "diagnosis.yaml"
         mode = "head" if self.mode == "linear" else self.mode
-        own = [f"mode={mode}", f"seed={self.seed}", f"data.path={self.benchmark.dataset}", f"data.plan={self.benchmark.plan}"]
-        own += [f"output_dir={self.folder / 'run'}", f"init_from={self.model}", *self.benchmark.overrides()]
-        return load_config(FinetuneConfig, [preset], [*self.finetune, *own])
+        overrides = [
+            f"mode={mode}",
+            f"seed={self.seed}",
+            f"data.path={self.benchmark.dataset}",
+            f"data.plan={self.benchmark.plan}",
+        ]
+        overrides += [f"output_dir={self.folder / 'run'}", f"init_from={self.model}", *self.benchmark.overrides()]
+        return load_config(FinetuneConfig, [preset], [*self.finetune, *overrides])
 
     def make(self, ranks: Ranks) -> dict[str, Any]:
         """See :class:`Job`."""
@@ -250,10 +255,10 @@ def to_markdown(jobs: list[ProtocolJob]) -> str:
     scores: dict[tuple[str, str], dict[str, list[float]]] = {}
     for job in jobs:
         result = job.result()
-        own = scores.setdefault((job.label, job.mode), {name: [] for name in names})
+        by_benchmark = scores.setdefault((job.label, job.mode), {name: [] for name in names})
         if result is not None:
-            own[job.benchmark.name].append(result["score"])
-    rows += [[*setting, *(_cell(own[name]) for name in names)] for setting, own in scores.items()]
+            by_benchmark[job.benchmark.name].append(result["score"])
+    rows += [[*setting, *(_cell(by_benchmark[name]) for name in names)] for setting, by_benchmark in scores.items()]
     title = "Macro AUROC on the test split, predictions averaged per recording"
     return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 

@@ -90,8 +90,15 @@ class EncoderJob(Job):
         objective = load_config(PretrainConfig, [preset]).objective.name
         section = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}.get(objective)
         local = [] if section is None else [f"{section}.{override}" for override in settings.local]
-        own = [f"seed={encoder.seed}", f"leads={encoder.num_leads}", f"data.path={settings.dataset}", "data.plan=pretrain"]
-        return load_config(PretrainConfig, [preset], [*settings.pretrain, *local, *own, f"output_dir={self.folder / 'run'}"])
+        overrides = [
+            f"seed={encoder.seed}",
+            f"leads={encoder.num_leads}",
+            f"data.path={settings.dataset}",
+            "data.plan=pretrain",
+        ]
+        return load_config(
+            PretrainConfig, [preset], [*settings.pretrain, *local, *overrides, f"output_dir={self.folder / 'run'}"]
+        )
 
     def make(self, ranks: Ranks) -> dict[str, Any]:
         """See :class:`Job`."""
@@ -133,9 +140,14 @@ class CellJob(Job):
         """Returns the configuration of the fine-tuning."""
         settings, cell = self.settings, self.cell
         name, _ = _TASKS[cell.task]
-        own = [f"seed={cell.encoder.seed}", f"leads={cell.num_leads}", f"data.path={settings.dataset}", f"data.plan={name}"]
-        own += [f"output_dir={self.folder / 'run'}", f"init_from={self.needs.model}"]
-        overrides = [*settings.finetune, *dict(settings.tasks).get(cell.task, ()), *own]
+        run_overrides = [
+            f"seed={cell.encoder.seed}",
+            f"leads={cell.num_leads}",
+            f"data.path={settings.dataset}",
+            f"data.plan={name}",
+        ]
+        run_overrides += [f"output_dir={self.folder / 'run'}", f"init_from={self.needs.model}"]
+        overrides = [*settings.finetune, *dict(settings.tasks).get(cell.task, ()), *run_overrides]
         return load_config(FinetuneConfig, [CONFIGS / "finetune" / f"{name}.yaml"], overrides)
 
     def make(self, ranks: Ranks) -> dict[str, Any]:

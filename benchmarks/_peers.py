@@ -95,8 +95,8 @@ class _Workers(Peer):
     @staticmethod
     def options(reading: Reading) -> dict[str, Any]:
         """Returns the options of a DataLoader whose dataset yields crops."""
-        own = {"batch_size": reading.batch_size, "num_workers": reading.workers}
-        return own | {"collate_fn": _collate, "persistent_workers": True}
+        common = {"batch_size": reading.batch_size, "num_workers": reading.workers}
+        return common | {"collate_fn": _collate, "persistent_workers": True}
 
 
 class _ReadsTar(Peer):
@@ -130,8 +130,8 @@ class WebDataset(_ReadsTar, _Workers):
 
 
 def _signed_urls(url: str, files: Sequence[str]) -> list[str]:
-    own: dict[str, Any] = {"endpoint": os.environ["AWS_ENDPOINT_URL"]} if "AWS_ENDPOINT_URL" in os.environ else {}
-    store: Any = S3Store.from_url(url, client_options={"allow_http": True}, **own)
+    endpoint: dict[str, Any] = {"endpoint": os.environ["AWS_ENDPOINT_URL"]} if "AWS_ENDPOINT_URL" in os.environ else {}
+    store: Any = S3Store.from_url(url, client_options={"allow_http": True}, **endpoint)
     return [f"pipe:curl -s -f '{obstore.sign(store, 'GET', file, timedelta(days=1))}'" for file in files]
 
 

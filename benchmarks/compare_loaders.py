@@ -92,9 +92,9 @@ class Comparison:
         if missing is not None:
             self._skip(name, missing)
             return
-        own = self._scratch / "formats" / name.replace(", ", "-").replace(" ", "-")
-        own.parent.mkdir(exist_ok=True)
-        folder = Path(run_task("prepare", name, self._scratch, folder=str(own), **self._request)["folder"])
+        own_folder = self._scratch / "formats" / name.replace(", ", "-").replace(" ", "-")
+        own_folder.parent.mkdir(exist_ok=True)
+        folder = Path(run_task("prepare", name, self._scratch, folder=str(own_folder), **self._request)["folder"])
         self.bytes[name] = folder_bytes(folder)
         self._check(name, str(folder))
         yield Candidate(name, "disk", str(folder))
@@ -103,7 +103,7 @@ class Comparison:
         if not PEERS[name].reads_urls:
             self._skip(f"{name}, S3", "sends separate requests for each crop, in every epoch: minutes for an epoch")
             return
-        url = f"{self._arguments.s3.rstrip('/')}/{own.name}"
+        url = f"{self._arguments.s3.rstrip('/')}/{own_folder.name}"
         try:
             run_task("upload", name, self._scratch, folder=str(folder), url=url, **self._request)
             self._check(name, url)

@@ -134,15 +134,15 @@ def _tables(num_crops: int, number: int) -> Iterator[pa.Table]:
         return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
 
     for start in range(0, num_crops, CROPS_PER_SHARD):
-        own = crops[start : start + CROPS_PER_SHARD]
-        recordings = own // CROPS_PER_RECORDING
-        columns = {name: column.slice(0, len(own)) for name, column in constant.items()} | {
-            "key": text("recording-", own),
-            "shard": pa.array([f"{SPLIT}-{start // CROPS_PER_SHARD:06d}.tar"] * len(own)),
-            "offset": np.arange(len(own)) * 122_880 + 512,
+        shard_crops = crops[start : start + CROPS_PER_SHARD]
+        recordings = shard_crops // CROPS_PER_RECORDING
+        columns = {name: column.slice(0, len(shard_crops)) for name, column in constant.items()} | {
+            "key": text("recording-", shard_crops),
+            "shard": pa.array([f"{SPLIT}-{start // CROPS_PER_SHARD:06d}.tar"] * len(shard_crops)),
+            "offset": np.arange(len(shard_crops)) * 122_880 + 512,
             "recording": text("recording-", recordings),
             "patient": text("patient-", recordings // RECORDINGS_PER_PATIENT),
-            "signal_hash": text("", own),
+            "signal_hash": text("", shard_crops),
         }
         yield pa.table(columns, schema=SAMPLES_SCHEMA)
 

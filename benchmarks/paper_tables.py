@@ -131,14 +131,14 @@ def _check_same(settings: Settings) -> None:
         UserError: the folder has runs with other settings.
     """
     path = settings.output / _SETTINGS_FILE
-    own = json.loads(json.dumps(settings.describe()))
+    wanted = json.loads(json.dumps(settings.describe()))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        differences = [key for key in own if own[key] != found.get(key)]
+        differences = [key for key in wanted if wanted[key] != found.get(key)]
         if differences:
             raise UserError(f"{settings.output}: has runs with other settings ({', '.join(differences)}): set another --output")
     else:
-        write_text(path, json.dumps(own, indent=1) + "\n")
+        write_text(path, json.dumps(wanted, indent=1) + "\n")
 
 
 def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], seeds: list[int], devices: Devices) -> None:

@@ -107,13 +107,13 @@ def convert_dataset(
 def _make_tasks(dataset: Dataset, out: Path, encoding: Encoding, compression: str | None) -> list[_ConversionTask]:
     tasks, start = [], 0
     for split in dataset.splits:
-        own = dataset.shards(split)
-        firsts = [dataset.manifest.first_of_part(split, number) for number in range(len(own))]
+        split_shards = dataset.shards(split)
+        firsts = [dataset.manifest.first_of_part(split, number) for number in range(len(split_shards))]
         capacities = {
-            first: max(shard.count for shard, own_first in zip(own, firsts, strict=True) if own_first == first)
+            first: max(shard.count for shard, other in zip(split_shards, firsts, strict=True) if other == first)
             for first in set(firsts)
         }
-        for number, (first, source) in enumerate(zip(firsts, own, strict=True)):
+        for number, (first, source) in enumerate(zip(firsts, split_shards, strict=True)):
             options = ShardOptions(capacities[first], compression, first)
             shard = ShardId(out, out / STAGING_FOLDER, encoding, split, number, options)
             tasks.append(_ConversionTask(dataset.path, dataset.manifest.encoding, source, start, shard))

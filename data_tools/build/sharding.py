@@ -83,8 +83,8 @@ def list_shards(
 
 def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTask]:
     """Yields a task for each shard of a plan, in the same order."""
-    for split, own in itertools.groupby(shards, lambda shard: shard.split):
-        first, *others = own
+    for split, split_shards in itertools.groupby(shards, lambda shard: shard.split):
+        first, *others = split_shards
         for shard, places in zip((first, *others), plan.places(split, first.options.capacity), strict=True):
             yield ShardTask(shard, places)
 

@@ -81,10 +81,10 @@ class Workers:
         if not self.num_workers:
             raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")
         # A worker that cannot unpickle a task does not respond, so that this process would wait forever.
-        own = version("ecg-engine")
+        expected = version("ecg-engine")
         for worker, found in self._client.run(version, "ecg-engine", on_error="return").items():
-            if found != own:
-                raise ValueError(f"the Dask worker {worker} does not have ecg-engine {own} ({found}); install it there")
+            if found != expected:
+                raise ValueError(f"the Dask worker {worker} does not have ecg-engine {expected} ({found}); install it there")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()

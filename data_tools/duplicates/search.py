@@ -239,5 +239,5 @@ def _make_entries(signals: NDArray[np.int16], rows: pa.RecordBatch, position: in
     found = []
     for signal, num_valid, leads in zip(signals, rows["num_valid_samples"].to_pylist(), rows["leads"].to_pylist(), strict=True):
         found.append(fingerprints(signal[:, :num_valid], [row for row, lead in enumerate(LEADS) if lead in leads]))
-    positions = np.repeat(np.arange(position, position + len(found)), [len(own) for own in found])
+    positions = np.repeat(np.arange(position, position + len(found)), [len(part) for part in found])
     return pa.record_batch([np.concatenate(found), positions], schema=_ENTRY_SCHEMA)

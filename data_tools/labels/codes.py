@@ -41,7 +41,7 @@ def encode_codes(definition: LabelDefinition, codes: pa.ChunkedArray) -> Labels:
     assert definition.kind == "multilabel", definition.kind
     assert definition.codes is not None
     lists = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
-    known = [(code, number) for number, own in enumerate(definition.codes) for code in own]
+    known = [(code, number) for number, class_codes in enumerate(definition.codes) for code in class_codes]
     class_of = np.array([number for _, number in known] + [-1])
     places = pc.index_in(pc.list_flatten(lists), value_set=pa.array([code for code, _ in known], pa.string()))
     numbers: NDArray[np.int64] = class_of[pc.fill_null(places, len(known)).to_numpy(zero_copy_only=False)]

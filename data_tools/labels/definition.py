@@ -57,7 +57,7 @@ class LabelDefinition(BaseModel):
         if self.kind == "multiclass" and len(self.classes) < 2:
             raise ValueError("kind 'multiclass' needs two or more classes")
         if self.codes is not None:
-            flat = [code for own in self.codes for code in own]
+            flat = [code for class_codes in self.codes for code in class_codes]
             if len(self.codes) != len(self.classes) or not all(self.codes) or len(set(flat)) < len(flat):
                 # No code belongs to two classes, so a superclass needs codes that its subclasses do not have.
                 raise ValueError("'codes' must list one or more codes for each class, each code only once")

@@ -55,13 +55,13 @@ PTBXL_LEVELS: Final = ("all", "diagnostic", "subdiagnostic", "superdiagnostic", 
 
 def _groups(level: str) -> Mapping[str, list[str]]:
     """Returns the statements of each class of a level."""
-    subclasses = {name: codes.split() for own in _DIAGNOSTIC.values() for name, codes in own.items()}
+    subclasses = {name: codes.split() for group in _DIAGNOSTIC.values() for name, codes in group.items()}
     diagnostic = [code for codes in subclasses.values() for code in codes]
     match level:
         case "subdiagnostic":
             return subclasses
         case "superdiagnostic":
-            return {name: " ".join(own.values()).split() for name, own in _DIAGNOSTIC.items()}
+            return {name: " ".join(group.values()).split() for name, group in _DIAGNOSTIC.items()}
         case _:
             codes = {"all": {*diagnostic, *_FORM, *_RHYTHM}, "diagnostic": diagnostic, "form": _FORM, "rhythm": _RHYTHM}
             return {code: [code] for code in codes[level]}

@@ -41,10 +41,10 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     """Returns the counts of each split and source."""
     rows: list[Sequence[str | Cell]] = []
     for split, total in dataset.manifest.counts.items():
-        own = [row[1:] for row in contents.counts if row[0] == split]
-        for source, *numbers, num_samples in own[:_MAX_ROWS] if len(own) > 1 else []:
+        split_rows = [row[1:] for row in contents.counts if row[0] == split]
+        for source, *numbers, num_samples in split_rows[:_MAX_ROWS] if len(split_rows) > 1 else []:
             rows.append([f"{split}: {source}", *(f"{number:,}" for number in numbers), _hours(num_samples)])
-        num_samples = sum(row[-1] for row in own)
+        num_samples = sum(row[-1] for row in split_rows)
         numbers = [total.recordings, total.patients, total.crops, total.segments]
         rows.append([split, *(f"{number:,}" for number in numbers), _hours(num_samples)])
     caption = "Recordings, patients, 10-s crops and 5-s segments of each split and source"

@@ -162,8 +162,8 @@ class Dataset:
         found: dict[int, str] = {}
         start = 0
         for table in read_groups(self._samples_file(), ["key"]):
-            own = rows[(rows >= start) & (rows < start + len(table))]
-            found.update(zip(own.tolist(), table["key"].take(own - start).to_pylist(), strict=True))
+            in_group = rows[(rows >= start) & (rows < start + len(table))]
+            found.update(zip(in_group.tolist(), table["key"].take(in_group - start).to_pylist(), strict=True))
             start += len(table)
         return [found[row] for row in rows.tolist()]
 

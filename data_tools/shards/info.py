@@ -90,9 +90,9 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
         contents = read_contents(database)
     rows: list[list[object]] = []
     for split, total in manifest.counts.items():
-        own = [row[1:] for row in contents.counts if row[0] == split]
-        rows += [[split, *cells, _hours(num_samples)] for *cells, num_samples in own]
-        hours = _hours(sum(num_samples for *_, num_samples in own))
+        split_rows = [row[1:] for row in contents.counts if row[0] == split]
+        rows += [[split, *cells, _hours(num_samples)] for *cells, num_samples in split_rows]
+        hours = _hours(sum(num_samples for *_, num_samples in split_rows))
         rows.append([split, "all", total.recordings, total.patients, total.crops, total.segments, hours])
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)

@@ -182,11 +182,13 @@ class ZarrStore(ShardStore):
     def write_arrays(cls, dataset: Path, shards: Sequence[ShardInfo], options: dict[str, ShardOptions]) -> dict[str, FileInfo]:
         """Writes the zarr.json of each split's array and of their group; see :meth:`ShardStore.write_arrays`."""
         nodes: dict[str, dict[str, Any]] = {"": {"zarr_format": 3, "node_type": "group", "attributes": _ATTRIBUTES}}
-        for split, own in options.items():
+        for split, shard_options in options.items():
             counts = [shard.count for shard in shards if shard.split == split]
-            num_crops = own.capacity * (len(counts) - 1) + counts[-1]
-            assert own.compression is not None, "a zarr array needs a compression"
-            nodes[f"{_array_name(split, own)}/"] = _array_metadata(num_crops, own.capacity, own.compression)
+            num_crops = shard_options.capacity * (len(counts) - 1) + counts[-1]
+            assert shard_options.compression is not None, "a zarr array needs a compression"
+            nodes[f"{_array_name(split, shard_options)}/"] = _array_metadata(
+                num_crops, shard_options.capacity, shard_options.compression
+            )
         files = {}
         for prefix, node in nodes.items():
             name, content = f"{cls.folder}/{prefix}{_METADATA_FILE}", json.dumps(node, indent=1).encode() + b"\n"
