@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import obstore
 import torch
+from _common import first_line
 from _peer import CROP_BYTES, SEED, SHUFFLE_BUFFER, SPLIT, Crop, Peer, Reading, num_rows, read_crops, to_segments
 from obstore.store import S3Store
 from torch import Tensor
@@ -285,5 +286,5 @@ def find_missing(peer: type[Peer]) -> str | None:
     try:
         importlib.import_module(peer.package)
     except Exception as error:  # noqa: BLE001 -- incompatible packages raise errors of any kind
-        return f"{peer.package} cannot be imported ({str(error).splitlines()[0]}): pip install -e '.[bench]'"
+        return f"{peer.package} cannot be imported ({first_line(error)}): pip install -e '.[bench]'"
     return None

@@ -181,6 +181,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(words)
     if min(arguments.size_gb, arguments.rounds, arguments.seconds, arguments.batch_size, arguments.workers) <= 0:
         parser.error("--size-gb, --rounds, --seconds, --batch-size and --workers must be above 0")
+    if arguments.throttle is not None and arguments.throttle <= 0:
+        parser.error("--throttle must be above 0")
     if arguments.throttle is not None and arguments.s3 is None:
         parser.error("--throttle limits the connection to S3: add --s3")
     if arguments.throttle is not None and not os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:"):

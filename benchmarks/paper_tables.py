@@ -112,6 +112,9 @@ def _check(options: argparse.Namespace) -> tuple[list[int], list[str] | None]:
     for name in ("seeds", "workers"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    unknown = [name for name in options.methods or () if name not in METHODS and name not in METHODS.values()]
+    if unknown:
+        raise UserError(f"--methods: unknown method '{unknown[0]}'; known: {', '.join(METHODS)}")
     num_seeds = options.seeds or (1 if options.quick else _NUM_SEEDS)
     return list(range(1, num_seeds + 1)), options.methods or (list(QUICK_METHODS) if options.quick else None)
 

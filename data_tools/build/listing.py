@@ -30,6 +30,7 @@ class Listing:
 
     def __init__(self, path: Path, files: Iterable[RecordingFile], limit: int | None = None, known: Iterable[str] = ()) -> None:
         path.unlink(missing_ok=True)
+        self._path = path
         with _system_errors(path), ExitStack() as stack:
             self._database = stack.enter_context(closing(sqlite3.connect(path)))
             self._write(islice(files, limit), known)
@@ -83,8 +84,13 @@ class Listing:
         yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) AND prefix NOT IN known ORDER BY number")
 
     def is_new(self, location: str) -> bool:
-        """Returns whether a recording at this location is listed, and not in the dataset."""
-        self._database.execute("CREATE INDEX IF NOT EXISTS by_location ON files (location)")
+        """Returns whether a recording at this location is listed, and not in the dataset.
+
+        Raises:
+            OSError: the scratch file cannot be written.
+        """
+        with _system_errors(self._path):
+            self._database.execute("CREATE INDEX IF NOT EXISTS by_location ON files (location)")
         query = "SELECT EXISTS (SELECT * FROM files WHERE location = ? AND prefix NOT IN known)"
         ((found,),) = self._database.execute(query, (os.fsencode(location),))
         return bool(found)

@@ -42,7 +42,7 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     rows: list[Sequence[str | Cell]] = []
     for split, total in dataset.manifest.counts.items():
         split_rows = [row[1:] for row in contents.counts if row[0] == split]
-        for source, *numbers, num_samples in split_rows[:_MAX_ROWS] if len(split_rows) > 1 else []:
+        for source, *numbers, num_samples in _limit_sources(split_rows) if len(split_rows) > 1 else []:
             rows.append([f"{split}: {source}", *(f"{number:,}" for number in numbers), _hours(num_samples)])
         num_samples = sum(row[-1] for row in split_rows)
         numbers = [total.recordings, total.patients, total.crops, total.segments]
@@ -55,6 +55,15 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     for caption, counts in (("Recorded leads", leads), ("Sampling rates of the recordings", rates)):
         blocks.append(shares_table(caption, ("", "crops", "share"), counts, num_crops, _MAX_ROWS))
     return Section("Contents", blocks)
+
+
+def _limit_sources(rows: Sequence[tuple[str, int, int, int, int, int]]) -> list[tuple[str, int, int, int, int, int]]:
+    """Returns the rows of a split by source, with those after the first ``_MAX_ROWS`` summed: sources share no patients."""
+    shown, others = list(rows[:_MAX_ROWS]), rows[_MAX_ROWS:]
+    if not others:
+        return shown
+    recordings, patients, crops, segments, samples = (sum(column) for column in zip(*(row[1:] for row in others), strict=True))
+    return [*shown, (f"{len(others)} others", recordings, patients, crops, segments, samples)]
 
 
 def _hours(num_samples: int) -> str:

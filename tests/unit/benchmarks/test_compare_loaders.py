@@ -102,6 +102,7 @@ def test_the_command_compares_what_is_installed(tmp_path: Path, capsys: pytest.C
     ("words", "message"),
     [
         (["--throttle", "5"], "add --s3"),
+        (["--throttle", "0"], "--throttle must be above 0"),
         (["--loaders", "engine, tar;nothing"], "unknown loader 'nothing'; known: engine, tar"),
         (["--rounds", "0"], "above 0"),
     ],
@@ -127,6 +128,13 @@ def test_an_interrupted_task_leaves_no_process_behind(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         _peer_process.run_task("check", "engine, tar", tmp_path)
     assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_loader_whose_import_fails_without_a_message_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_loader.py").write_text("raise RuntimeError")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(PEERS["webdataset"], "package", "broken_loader")
+    assert "broken_loader cannot be imported (RuntimeError)" in str(find_missing(PEERS["webdataset"]))
 
 
 def test_a_row_for_each_result() -> None:

@@ -18,6 +18,7 @@ from data_tools.quality.limits import QualityLimits
 from data_tools.quality.measures import MEASURES
 from data_tools.quality.table import QUALITY_SCHEMA
 from data_tools.report import make_report
+from data_tools.report.contents import _limit_sources
 from data_tools.report.measures import MeasureCounts
 from data_tools.report.page import check_quality
 from data_tools.report.rejected import rejected_section
@@ -120,6 +121,14 @@ def test_a_page_describes_contents_quality_and_what_was_rejected(faulty: Path, f
     text = " ".join(page.words)
     for expected in ("missing .mat", "rejected: NaN", "atrial fibrillation", "within the limits", '"noise": 0.3'):
         assert expected in text, expected
+
+
+def test_sources_beyond_the_first_are_summed() -> None:
+    rows = [(f"source-{number:02}", number, 2, 3, 4, 5) for number in range(15)]
+    limited = _limit_sources(rows)
+    assert limited[:12] == rows[:12]
+    assert limited[12:] == [("3 others", 12 + 13 + 14, 6, 9, 12, 15)]
+    assert _limit_sources(rows[:12]) == rows[:12]
 
 
 def test_a_page_contains_everything_and_no_scripts(faulty_text: str) -> None:
