@@ -61,7 +61,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a query and yields ``batch_rows`` rows at a time; the last batch may be shorter.
 
-    Each call has its own cursor, so the results of several calls may be read in turns.
+    Each call has its own cursor, so the results of several calls may be read alternately.
     """
     yield from database.cursor().sql(query, params=list(parameters)).to_arrow_reader(batch_rows)
 

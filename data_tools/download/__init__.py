@@ -14,7 +14,7 @@ from data_tools.download.archives import extract_archive
 from data_tools.download.corpora import CORPORA, Corpus
 from data_tools.download.http import Client, DownloadError
 from data_tools.download.listing import PublishedFile, PublishedList, fetch_list
-from data_tools.download.transfer import FileError, StoppedError, Transfer, part_of
+from data_tools.download.transfer import FileError, StoppedError, Transfer, part_path
 
 MAX_CONNECTIONS = 8
 DEFAULT_CONNECTIONS = 4
@@ -122,7 +122,7 @@ def _check_space(corpus: Corpus, files: PublishedList, num_files: int, folder: P
         has_sizes &= file.size is not None
         known += file.size or 0
         if is_missing and file.size is not None:
-            part = part_of(path)
+            part = part_path(path)
             missing_bytes += max(0, file.size - (part.stat().st_size if part.exists() else 0))
     if not has_sizes:
         missing_bytes = int(corpus.about_gb * 1e9 * num_missing / num_files) if has_all else 0

@@ -73,7 +73,7 @@ class Transfer:
                 self._on_bytes(path.stat().st_size)
                 return False
             raise FileError(f"{file.name}: already exists, but differs from the published file; move it away to download it")
-        part = part_of(path)
+        part = part_path(path)
         if part.is_symlink():
             part.unlink()
         self._on_bytes(part.stat().st_size if part.exists() else 0)
@@ -164,7 +164,7 @@ class _BusyError(Exception):
         self.seconds = min(float(retry_after), 300) if retry_after.isdecimal() else 0
 
 
-def part_of(path: Path) -> Path:
+def part_path(path: Path) -> Path:
     """Returns the hidden file that holds the bytes received so far, until the file is complete."""
     return path.with_name(f".{path.name}.part")
 

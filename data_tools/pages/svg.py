@@ -72,7 +72,7 @@ def size_with_legend(num_names: int) -> tuple[float, float]:
 
 
 def _round(number: re.Match[str]) -> str:
-    """Rounds a coordinate, in points, to a precision finer than the eye sees."""
+    """Rounds a coordinate, in points, to 0.1, which nobody can see, without trailing zeros."""
     return f"{float(number[0]):.1f}".removesuffix(".0")
 
 

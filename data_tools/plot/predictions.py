@@ -38,7 +38,7 @@ def describe_prediction(file: Path, source: str, recording: str) -> str:
 
 
 def _describe(row: dict[str, Any]) -> str | None:
-    """Describes a row of predictions; None if it has none."""
+    """Describes a row of predictions; None if it has no columns of predictions."""
     values = _with_prefix(row, "value_")
     if values:
         return "predicted: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())

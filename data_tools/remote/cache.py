@@ -26,7 +26,7 @@ _NUM_LOCKS = 1024
 _SECONDS_BETWEEN_TOUCHES = 60
 _ATTEMPTS = 4
 _SECONDS_TO_FETCH = 3600  # older temporary files are leftovers
-# After this share of the limit has been added, the folder is searched for old files, and the second share is freed.
+# When the first share of the limit has been added, old files are removed until the second share is free.
 _PART_BETWEEN_EVICTIONS, _PART_TO_FREE = 1 / 64, 1 / 8
 _RANGE_BYTES = 8 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
