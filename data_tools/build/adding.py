@@ -173,7 +173,7 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
 
 
 def _write_samples(dataset: Dataset, shards: Sequence[ShardId], new: Path) -> None:
-    """Writes samples.parquet, in each split the rows of the dataset and then those of the new shards."""
+    """Writes samples.parquet: for each split, the rows of the dataset, then the rows of the new shards."""
 
     def tables() -> Iterator[pa.Table]:
         for split in dataset.splits:
@@ -184,7 +184,7 @@ def _write_samples(dataset: Dataset, shards: Sequence[ShardId], new: Path) -> No
 
 
 def _write_rejected(dataset: Dataset, files: Listing, new_rows: Path, new: Path) -> None:
-    """Writes rejected.parquet; the new rows replace those of recordings that were rejected before and now tried again."""
+    """Writes rejected.parquet; rows of previously rejected recordings that were tried again are replaced."""
 
     def rows() -> Iterator[dict[str, Any]]:
         for table in read_groups(dataset.path / REJECTED_FILE):
@@ -196,7 +196,7 @@ def _write_rejected(dataset: Dataset, files: Listing, new_rows: Path, new: Path)
 
 
 def _write_quality(dataset: Dataset, parts: Sequence[Path], new: Path) -> None:
-    """Writes quality.parquet; the new rows replace those of recordings that were rejected before and now tried again."""
+    """Writes quality.parquet; rows of previously rejected recordings that were tried again are replaced."""
     before = without_recordings(read_groups(dataset.path / QUALITY_FILE), parts)
     write_groups(new / QUALITY_FILE, QUALITY_SCHEMA, merge_quality(parts, before))
 

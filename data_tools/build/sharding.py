@@ -46,7 +46,7 @@ class ShardId:
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to write from staged crops; ``places`` are those of :meth:`Plan.places`."""
+    """A shard to write from staged crops, whose ``places`` come from :meth:`Plan.places`."""
 
     shard: ShardId
     places: NDArray[np.int64]

@@ -41,7 +41,7 @@ _SHARED_IN_PLAN = """
 
 
 def is_in_order(path: Path, manifest: Manifest) -> bool:
-    """Whether the rows of samples.parquet are those of the shards listed, in their order."""
+    """Whether the rows of samples.parquet follow the shards in the manifest, in the same order."""
     expected: list[tuple[object, ...]] = []
     start = 0
     for shard in manifest.shards:

@@ -144,7 +144,7 @@ class ArraySource(ABC):
     def _find_rows(
         self, folder: Path, path: Path, source: str, layout: ArrayLayout, table: IdTable | None, order: Iterator[int]
     ) -> Iterator[RecordingFile]:
-        """Yields the recordings of a file; ``order`` numbers those of all files."""
+        """Yields the recordings of a file; ``order`` counts the recordings of all files."""
         stem = printable(path.relative_to(folder).with_suffix(""))
         try:
             names, patients, size = self._list_rows(path, stem, layout)

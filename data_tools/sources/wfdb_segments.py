@@ -51,7 +51,7 @@ class SegmentedSignals:
 
 
 def parse_segments(text: str) -> SegmentedHeader | None:
-    """Parses the text of a header; None if it is that of a recording without segments.
+    """Parses the text of a header; None if the recording is not divided into segments.
 
     Raises:
         RecordingError: it cannot be read.
@@ -98,7 +98,7 @@ def open_segments(
 ) -> SegmentedSignals:
     """Opens a recording of several segments.
 
-    Its leads are those of the group of segments with the same leads that has the most samples, over all of these leads.
+    The segments are grouped by their leads; the recording has the leads of the group with the most samples over all leads.
 
     Raises:
         RecordingError: a segment cannot be used.

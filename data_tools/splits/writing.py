@@ -91,7 +91,7 @@ def _write_table(
     *,
     has_patients: bool,
 ) -> Path:
-    """Writes the table of the new columns, which are also left in the table ``planned``, and those of the kept plans."""
+    """Writes the table with the columns of the new and the kept plans; leaves the new ones in the table ``planned`` too."""
     new = {column.name: column.split for column in columns}
     new |= {column.name + SEGMENT_SUFFIX: f"({column.segment})::TINYINT" for column in columns if column.segment}
     expressions = ", ".join(f'{expression} AS "{name}"' for name, expression in new.items())

@@ -121,7 +121,7 @@ def test_a_server_that_says_nothing_ends_the_download(server: CorpusServer, tmp_
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="cannot be reached"):
-        download_corpus("ptbxl", tmp_path, DownloadOptions(mirror="http://127.0.0.1:9"))
+        download_corpus("ptbxl", tmp_path, DownloadOptions(mirror="http://127.0.0.1:9", first_wait=0.01))
 
 
 @pytest.fixture
