@@ -144,7 +144,7 @@ def test_a_page_contains_everything_and_no_scripts(faulty_text: str) -> None:
 def test_a_build_without_limits_is_measured_in_a_sample(simulated_dataset: Path) -> None:
     page = report(simulated_dataset, num_examples=1)
     text = " ".join(page.words)
-    assert "built without --quality, so these are the measures of 135 crops" in text
+    assert "the measures are those of 135 crops from all over the dataset" in text
     assert "Recordings that are not used: none." in text
     assert {f"{name}" for name in ("Contents", "Quality", "Rejected recordings", "Examples")} <= set(page.headings)
     assert any(figure.startswith("High-frequency noise: median 0.00") for figure in page.figures)
