@@ -1,8 +1,8 @@
 """FLOPs, memory traffic and time of each part of a training step, forward and backward.
 
-All instances of a part (the twelve blocks with their own weights) run one after the other, first all forward, then all
-backward. Bytes are the least that a part must move in its present form: inputs, weights, outputs and saved tensors, each once;
-intermediate results count only if they are saved for the backward pass.
+All instances of a part, such as the twelve blocks with their own weights, run one after the other: first all forward passes,
+then all backward passes. Bytes are the minimum that a part must move in its present form: inputs, weights, outputs and saved
+tensors, each once. Intermediate results count only if they are saved for the backward pass.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from engine.training.optimizer import make_optimizer
 
 @dataclass
 class PassCost:
-    """Cost of one pass."""
+    """Cost of one pass; ``limit_seconds`` is the least time that the device needs for its FLOPs and bytes."""
 
     flops: float = 0.0
     bytes: float = 0.0
@@ -87,7 +87,7 @@ def _num_bytes(tensors: Sequence[Tensor]) -> int:
 
 
 def count_bytes(call: Call) -> tuple[int, int]:
-    """Returns the least memory traffic of a call in bytes, forward and backward, as defined at the top of this file."""
+    """Returns the minimum memory traffic of a call in bytes, forward and backward, as defined at the top of this file."""
     saved: list[Tensor] = []
 
     def save(tensor: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ def measure_part(part: Part, device: torch.device, repeats: int, *, compiled: bo
 
 
 def _measure_optimizer(model: PretrainingModel, config: PretrainConfig, device: torch.device, repeats: int) -> PartCost:
-    """Measures AdamW's step; it counts as a forward pass."""
+    """Measures AdamW's step, which is listed as a forward pass."""
     optimizer, _ = make_optimizer(model, config.optimizer)
     for parameter in model.parameters():
         parameter.grad = torch.ones_like(parameter)

@@ -1,4 +1,4 @@
-"""The measured figures of docs/choosing.md."""
+"""The measurements in docs/choosing.md."""
 
 from collections.abc import Mapping
 

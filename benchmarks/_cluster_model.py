@@ -1,4 +1,4 @@
-"""Predicts start-up, checkpoints and communication of many ranks from those of a few ranks on one machine.
+"""Predicts the cost of start-up, checkpoints and communication for many ranks from a few ranks on one machine.
 
 Each prediction is a short formula with its assumption beside it.
 """
@@ -11,11 +11,11 @@ from _results import Result, Table
 
 RANK_COUNTS = (8, 64, 512)
 RANKS_PER_MACHINE = 8
-# Assumptions that no result here replaces.
+# Assumptions that no recorded result replaces.
 FILE_SYSTEM_BANDWIDTH = 1e9
-"""Bytes/s of the file system with the run's folder, all machines together: a 10 Gb/s network file system."""
+"""Bytes/s of the file system that holds the run's folder, for all machines together: a 10 Gb/s network file system."""
 NETWORK_HOP = 20e-6
-"""Seconds of a message between two machines."""
+"""Latency of a message between two machines, seconds."""
 
 
 class _Cost(NamedTuple):
@@ -23,8 +23,8 @@ class _Cost(NamedTuple):
 
     Attributes:
         name: what takes the time.
-        key: of the measurement; ``None``: it was not measured.
-        predict: number of ranks -> seconds.
+        key: key of the measurement in a result; None if it was not measured.
+        predict: returns the predicted seconds for a number of ranks.
         assumption: what the prediction assumes.
     """
 
@@ -38,7 +38,7 @@ def cluster_costs(result: Result, traffic: Mapping[str, float], node_bandwidth: 
     """Returns the table of measured and predicted seconds.
 
     Args:
-        result: of cluster.py.
+        result: a result of cluster.py.
         traffic: bytes of each kind of collective in a step.
         node_bandwidth: bytes/s that a rank sends within a machine.
         network_bandwidth: bytes/s that a rank sends to another machine.

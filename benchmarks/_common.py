@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: hardware and versions, spread of repeats, tables and JSON files."""
+"""Shared by all benchmarks: hardware and versions, the spread of repeats, tables and JSON files."""
 
 import importlib.metadata
 import json
@@ -36,14 +36,14 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": _versions(),
         "commit": _commit(),
-        # Load average of the last minute: what else the machine was doing.
+        # Load average of the last minute, which shows whether the machine was busy with other work.
         "load_at_start": round(os.getloadavg()[0], 2),
         "date": datetime.now(UTC).date().isoformat(),
     }
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Returns median and range of the repeats of one measurement."""
+    """Returns minimum, median, maximum and number of the repeats of one measurement."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values), "n": len(values)}
 
 
@@ -61,6 +61,11 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, or its class if the message is empty."""
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
 
 
 def print_environment(environment: Mapping[str, Any]) -> None:
@@ -103,7 +108,7 @@ def _versions() -> dict[str, str]:
 
 
 def _commit() -> str | None:
-    """Returns the commit of the checkout, with a + if files have been changed; ``None`` outside a repository."""
+    """Returns the commit of the checkout, with a + if tracked files have changed; None outside a repository."""
     folder = Path(__file__).parent
     try:
         commit, changes = (

@@ -1,8 +1,8 @@
 """The traffic between ranks in a step: counted in the collectives, and computed from the model's size.
 
-Traffic is what one rank sends if collectives use a ring of W ranks, as NCCL's do for large tensors: an all-reduce of n bytes
-sends 2 (W - 1) / W n, a reduce-scatter or all-gather (W - 1) / W n (n is the full size, not one rank's part), a broadcast or
-reduce n.
+Traffic is what one rank sends if collectives use a ring of W ranks, as NCCL's do for large tensors. For a full tensor of n
+bytes (not one rank's part), an all-reduce sends 2 (W - 1) / W n, a reduce-scatter or all-gather (W - 1) / W n, and a broadcast
+or reduce n.
 """
 
 from collections.abc import Callable, Iterator
@@ -49,7 +49,7 @@ class Traffic:
         self.bytes[kind] = self.bytes.get(kind, 0) + num_bytes
 
     def ring_bytes(self, world_size: int) -> float:
-        """Returns the bytes that one rank sends for all of them."""
+        """Returns the bytes that one rank sends for all collectives."""
         return sum(ring_bytes(kind, num_bytes, world_size) for kind, num_bytes in self.bytes.items())
 
     def clear(self) -> None:
@@ -60,10 +60,10 @@ class Traffic:
 
 @contextmanager
 def counting() -> Iterator[Traffic]:
-    """Counts every collective on tensors that is called through ``torch.distributed`` in the context, including DeepSpeed's.
+    """Counts the collectives on tensors that are called through ``torch.distributed`` in the context, including DeepSpeed's.
 
-    Enter it before DeepSpeed is initialized, which keeps references to some functions. Objects are gathered by collectives
-    too: clear the traffic after :meth:`Ranks.gather` and similar calls.
+    Enter it before DeepSpeed is initialized, because DeepSpeed keeps references to some functions. :meth:`Ranks.gather` and
+    similar calls use collectives too: clear the traffic after them.
     """
     traffic = Traffic()
     originals = {name: getattr(dist, name) for name in _COLLECTIVES if hasattr(dist, name)}
@@ -93,12 +93,12 @@ def _counted(original: Callable[..., Any], kind: str, argument: str, traffic: Tr
 def required_bytes(stage: int, parameter_sizes: list[int], persistence_threshold: int, element_size: int = 4) -> dict[str, int]:
     """Returns the bytes that a step must communicate for gradients and parameters, by kind of collective.
 
-    S. Rajbhandari et al., "ZeRO", https://arxiv.org/abs/1910.02054, section 7. Gradients and parameters are fp32 in any
+    S. Rajbhandari et al., "ZeRO", https://arxiv.org/abs/1910.02054, section 7. Gradients and parameters are fp32 whatever the
     precision of the arithmetic.
 
     Args:
         stage: ZeRO stage. Stage 0 averages all gradients; 1 and 2 reduce each part of the gradients to its owner and gather the
-            updated parameters; 3 gathers the parameters for the forward and again for the backward pass, and reduces the
+            updated parameters; 3 gathers the parameters for the forward pass and again for the backward pass, and reduces the
             gradients to their owners.
         parameter_sizes: number of elements of each parameter.
         persistence_threshold: parameters up to this size are not partitioned in stage 3, and are gathered once.

@@ -1,4 +1,4 @@
-"""The load that GPUs put on disk, network and CPU, from the measured cost of a crop."""
+"""The load that training on GPUs puts on disk, network and CPU, from the measured cost of a crop."""
 
 from collections.abc import Mapping
 
@@ -12,7 +12,7 @@ CROPS_PER_GPU = 2700  # per second: the goal for the base model on one H200
 GPUS_PER_MACHINE = 8
 _TAR_BYTES = len(LEADS) * CROP_SAMPLES * 2
 _ZARR_SHARE = 0.29  # pcodec, of real recordings; README, "Datasets"
-# Rows of loader.py by what they cost: format, and what is done on the CPU beside reading.
+# Rows of the table: name -> data in the results of loader.py, and the size of a crop relative to tar.
 _ROWS = {
     "tar, augmented on the GPU": ("raw int16", 1.0),
     "tar, RLM on the CPU": ("crop + RLM", 1.0),
@@ -22,7 +22,7 @@ _ROWS = {
 
 
 def data_demand(results: Mapping[str, Result]) -> list[str]:
-    """Returns the section of SCALING.md; nothing if no loader has been measured."""
+    """Returns the section for SCALING.md; an empty list if no loader has been measured."""
     measured = [result for result in results.values() if result["benchmark"] == "loader" and not result["environment"]["gpus"]]
     if not measured:
         return []

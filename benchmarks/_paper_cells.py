@@ -1,7 +1,7 @@
-"""The contents of the paper's tables: their printed values, and the cells and encoders behind them.
+"""The contents of the paper's tables: the published values, and the cells and encoders behind them.
 
-A cell is one number of one seed: a method, a task, a combination of leads. Several cells share an encoder, also cells of
-different tables, so that all tables in one folder need each encoder once.
+A cell is one score of one seed: for a method, a task and a combination of leads. Several cells share an encoder, even in
+different tables, so all tables in one folder need each encoder only once.
 """
 
 import csv
@@ -40,7 +40,7 @@ TABLES: Final = {
 
 
 class PaperValue(NamedTuple):
-    """A number of the paper: the mean over 3 seeds and half the width of its 95 % interval."""
+    """A value in the paper: the mean over 3 seeds, and half the width of its 95 % interval."""
 
     mean: float
     interval: float
@@ -60,8 +60,8 @@ class Encoder:
 
     Attributes:
         preset: the preset in configs/pretrain, or RANDOM.
-        num_leads: the leads that it was pre-trained with.
-        seed: of its initial weights and its pre-training.
+        num_leads: number of leads in its pre-training.
+        seed: seed of its initial weights and its pre-training.
     """
 
     preset: str
@@ -81,7 +81,7 @@ class Cell:
     Attributes:
         encoder: what is fine-tuned.
         task: one of TASKS.
-        num_leads: leads used in fine-tuning and testing; the encoder's other leads are zero (P-N-lead).
+        num_leads: number of leads in fine-tuning and testing; the encoder's other leads are zero (P-N-lead).
     """
 
     encoder: Encoder
@@ -90,7 +90,7 @@ class Cell:
 
     @property
     def is_padded(self) -> bool:
-        """Whether leads of the encoder are zero."""
+        """Whether some leads of the encoder are zero."""
         return self.num_leads < self.encoder.num_leads
 
     @property
@@ -102,7 +102,7 @@ class Cell:
 
 
 def read_paper_values(path: Path = VALUES_FILE) -> dict[Row, dict[int, PaperValue]]:
-    """Returns the paper's values by row and number of leads, in the order of the paper; "-" in the paper is left out."""
+    """Returns the paper's values by row and number of leads, in the order of the paper, without its "-" cells."""
     values: dict[Row, dict[int, PaperValue]] = {}
     with path.open(encoding="utf-8", newline="") as file:
         for line in csv.DictReader(file):
@@ -113,16 +113,16 @@ def read_paper_values(path: Path = VALUES_FILE) -> dict[Row, dict[int, PaperValu
 
 
 def table_rows(tables: Iterable[int], methods: Iterable[str] | None = None) -> list[Row]:
-    """Returns the rows of some tables, of all methods or of some (names or presets)."""
+    """Returns the rows of some tables; of all methods, or only of those given by name or preset."""
     chosen = None if methods is None else set(methods)
     rows = [row for row in read_paper_values() if row.table in set(tables)]
     return [row for row in rows if chosen is None or row.method in chosen or METHODS[row.method] in chosen]
 
 
 def row_cells(row: Row, seeds: Iterable[int]) -> Iterator[tuple[int, Cell]]:
-    """Yields the number of leads and the cell of each number of a row that the paper has, for each seed.
+    """Yields the number of leads and the cell for each value that the paper has in a row, for each seed.
 
-    In Table 2 the encoder has the leads of the cell; in the others it has twelve.
+    In Table 2 the encoder has the same leads as the cell; in the other tables it has twelve.
     """
     preset = METHODS[row.method]
     for seed in seeds:

@@ -1,7 +1,7 @@
 """Estimates how long the runs of a table will take.
 
-At the tiny scale, a short run of each kind is timed, unless finished runs exist. At the paper's scale, the time follows from
-the length of the runs and the speed of pre-training in crops/s: fine-tuning computes about as much per segment.
+At the tiny scale, a short run of each kind is timed unless there are finished runs. At the paper's scale, the time follows from
+the length of the runs and the speed of pre-training in crops/s, since fine-tuning computes about as much per segment.
 """
 
 import json
@@ -33,11 +33,11 @@ class Estimate(NamedTuple):
     """The remaining work.
 
     Attributes:
-        num_encoders: encoders to make, pre-trained or random.
-        num_cells: cells to make.
-        device_seconds: of all runs, one after the other on one GPU or one worker.
-        num_workers: runs at a time.
-        source: where the speed is from.
+        num_encoders: number of encoders to make, pre-trained or random.
+        num_cells: number of cells to compute.
+        device_seconds: total time of all runs on one GPU or one worker, seconds.
+        num_workers: number of runs at a time.
+        source: where the speed comes from.
     """
 
     num_encoders: int
@@ -47,7 +47,7 @@ class Estimate(NamedTuple):
     source: str
 
     def text(self, unit: str) -> str:
-        """Returns one line; ``unit``: "GPU" or "worker"."""
+        """Returns the estimate in one line; ``unit`` is "GPU" or "worker"."""
         duration, hours = _duration(self.device_seconds / self.num_workers), self.device_seconds / 3600
         units = f"{self.num_workers} {unit}{'s' if self.num_workers > 1 else ''}"
         return (
@@ -70,27 +70,27 @@ def remaining(cells: Iterable[CellJob]) -> tuple[list[EncoderJob], list[CellJob]
 
 
 def estimate_tiny(settings: Settings, cells: Sequence[CellJob], devices: Devices) -> Estimate:
-    """Estimates from finished jobs and, for kinds of jobs that none has finished, from a timed probe."""
+    """Estimates from finished jobs and, for kinds of jobs without any, from timed probes."""
     encoders, todo = remaining(cells)
     jobs: dict[str, Sequence[EncoderJob | CellJob]] = {"encoder": [job for job in encoders if job.encoder.preset != RANDOM]}
     jobs |= {task: [job for job in todo if job.cell.task == task] for task in ("Dx", "Id")}
     known = _finished_seconds(settings)
-    sources = {"finished runs" for kind, own in jobs.items() if own and kind in known}
-    to_probe = [own[0] for kind, own in jobs.items() if own and kind not in known]
+    sources = {"finished runs" for kind, of_kind in jobs.items() if of_kind and kind in known}
+    to_probe = [of_kind[0] for kind, of_kind in jobs.items() if of_kind and kind not in known]
     if to_probe:
         known |= _probe(settings, to_probe, devices)
         sources.add("timed probes")
-    seconds = sum(len(own) * known[kind] for kind, own in jobs.items() if own)
+    seconds = sum(len(of_kind) * known[kind] for kind, of_kind in jobs.items() if of_kind)
     return Estimate(len(encoders), len(todo), seconds, devices.num_workers, " and ".join(sorted(sources)) or "nothing to run")
 
 
 def _finished_seconds(settings: Settings) -> dict[str, float]:
-    """Returns the mean duration of the finished jobs of each kind that has some."""
+    """Returns the mean duration of the finished jobs of each kind, if there are any."""
     seconds: dict[str, list[float]] = {}
     for path in settings.output.glob(f"*/*/{RESULT_FILE}"):
         result: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         seconds.setdefault(result["kind"], []).append(result["seconds"])
-    return {kind: fmean(own) for kind, own in seconds.items()}
+    return {kind: fmean(of_kind) for kind, of_kind in seconds.items()}
 
 
 def _probe(settings: Settings, jobs: Iterable[EncoderJob | CellJob], devices: Devices) -> dict[str, float]:
@@ -126,7 +126,7 @@ def _probe(settings: Settings, jobs: Iterable[EncoderJob | CellJob], devices: De
 
 
 def estimate_paper(settings: Settings, cells: Sequence[CellJob], devices: Devices, crops_per_second: float | None) -> Estimate:
-    """Estimates from a speed in crops/s: the given one, or the best that benchmarks/results has.
+    """Estimates from a speed in crops/s: the given one, or else the highest in benchmarks/results.
 
     Raises:
         UserError: no speed is recorded.
@@ -146,7 +146,7 @@ def estimate_paper(settings: Settings, cells: Sequence[CellJob], devices: Device
 
 
 def _num_samples(config: RunConfig, num_train: int) -> float:
-    """Returns how many samples a run trains on."""
+    """Returns the number of samples that a run trains on, repetitions included."""
     if config.train.steps is not None:
         return config.train.steps * config.train.batch_size
     assert config.train.epochs is not None

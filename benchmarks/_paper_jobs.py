@@ -1,4 +1,4 @@
-"""A job makes a result in a folder of its own: it resumes what was interrupted, and is skipped when it has finished."""
+"""A job produces a result in its own folder: an interrupted job resumes, a finished one is skipped."""
 
 import json
 import time
@@ -32,15 +32,15 @@ class Job(ABC):
 
     @property
     def needs(self) -> Optional["Job"]:
-        """The job that must have finished before."""
+        """The job that must finish before this one starts; None if there is none."""
         return None
 
     @abstractmethod
     def make(self, ranks: Ranks) -> dict[str, Any]:
-        """Does the work, from where it was interrupted; returns the result, for JSON."""
+        """Does the work, or what an interruption left of it; returns the result as JSON values."""
 
     def result(self) -> dict[str, Any] | None:
-        """Returns the result, ``None`` if the job has not finished.
+        """Returns the result; None if the job has not finished.
 
         Raises:
             UserError: the file is damaged.
@@ -58,8 +58,8 @@ class Job(ABC):
         """Does the work unless it is done. The result, with the seconds that this call took, is written last, atomically.
 
         Raises:
-            UserError, DatasetError: one line for the user.
-            TrainingStoppedError: after a signal; a checkpoint is saved.
+            UserError, DatasetError: the user's mistake, in one line.
+            TrainingStoppedError: a signal stopped the run; a checkpoint is saved.
         """
         if self.result() is not None:
             return
@@ -71,7 +71,7 @@ class Job(ABC):
 
 
 def train(config: RunConfig, task: type[Task], ranks: Ranks) -> int:
-    """Trains; exports the model of a fine-tuning. Returns the number of steps that this call has trained."""
+    """Trains, and exports the model if the task does; returns the number of steps that this call has trained."""
     config.output_dir.mkdir(parents=True, exist_ok=True)
     trainer = build_trainer(config, ranks, task)
     try:

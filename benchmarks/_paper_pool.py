@@ -1,6 +1,6 @@
-"""Runs jobs in spawned processes, one for each GPU, or for each core of a machine without.
+"""Runs jobs in spawned processes: one for each GPU or, without GPUs, one for each core.
 
-A job starts as soon as the one that it needs has finished. Interrupted or failed jobs do not affect finished ones.
+A job starts as soon as the job that it needs has finished. Interrupted or failed jobs do not affect finished ones.
 """
 
 import atexit
@@ -50,10 +50,10 @@ class Tally:
     """The outcomes of all jobs.
 
     Attributes:
-        num_jobs: to be run.
-        num_done: finished.
-        failures: a line for each job that failed, or could not start because the one that it needs failed.
-        is_interrupted: whether the user has stopped the rest.
+        num_jobs: number of jobs to run.
+        num_done: number of finished jobs.
+        failures: a line for each job that failed, or could not start because the job that it needs failed.
+        is_interrupted: whether the user has stopped the remaining jobs.
     """
 
     num_jobs: int
@@ -73,7 +73,7 @@ class Tally:
             self.is_interrupted = True
 
     def conclude(self) -> int:
-        """Prints a line about what is missing; returns the exit status of the script."""
+        """Prints a line about failures and interruptions; returns the exit status of the script."""
         if self.failures:
             sys.stderr.write(f"paper_tables: {len(self.failures)} runs failed or could not start: {self.failures[0]}\n")
         if self.is_interrupted:
@@ -88,7 +88,7 @@ def report_interrupt() -> int:
 
 
 class Devices(NamedTuple):
-    """Where runs take place: numbers of GPUs, or of workers on the CPU."""
+    """Where jobs run: the indices of the GPUs, or none for the CPU, and the number of workers."""
 
     gpus: tuple[int, ...]
     num_workers: int
@@ -100,12 +100,12 @@ class Devices(NamedTuple):
 
 
 def find_devices(device: str, num_workers: int | None, *, is_tiny: bool) -> Devices:
-    """Returns the devices of this machine: one worker for each GPU; without GPUs one in all, or for tiny models one per core.
+    """Returns the devices of this machine: one worker per GPU; without GPUs one worker, or one per core for tiny models.
 
     Args:
         device: auto, cpu or cuda.
-        num_workers: this number instead; of GPUs at most so many.
-        is_tiny: whether a model is too small to make use of several cores.
+        num_workers: number of workers to use instead; with GPUs, the maximum number of GPUs.
+        is_tiny: whether the models are too small to profit from several cores.
     """
     if select_device(device).type == "cuda":
         gpus = tuple(range(torch.cuda.device_count()))[:num_workers]
@@ -114,11 +114,11 @@ def find_devices(device: str, num_workers: int | None, *, is_tiny: bool) -> Devi
 
 
 def run_all(jobs: Iterable[Job], devices: Devices, report: Callable[[str], None]) -> Tally:
-    """Runs all jobs that have not finished, and those that they need.
+    """Runs all jobs that have not finished, and the jobs that they need.
 
     Args:
         jobs: the jobs.
-        devices: where they run.
+        devices: where to run them.
         report: called with a line for each job that ends.
     """
     waiting: dict[Job, list[Job]] = {}
@@ -153,7 +153,7 @@ def run_all(jobs: Iterable[Job], devices: Devices, report: Callable[[str], None]
 
 @contextlib.contextmanager
 def worker_pool(devices: Devices) -> Iterator[ProcessPoolExecutor]:
-    """Starts worker processes; after an error here, such as Ctrl-C, they save and stop, and other jobs do not start."""
+    """Starts worker processes. After an exception in the context, such as Ctrl-C, they save and stop; no other job starts."""
     context = multiprocessing.get_context("spawn")
     places: Any = context.Queue()
     for number in devices.gpus or [None] * devices.num_workers:
@@ -203,7 +203,7 @@ def _pass_on(stop: Event) -> None:
 
 
 def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
-    """Returns the single rank of this worker, whose process group is created once."""
+    """Returns this worker's only rank; its process group is created on the first call."""
     if "ranks" not in _worker:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning)
@@ -213,7 +213,7 @@ def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
 
 
 def attempt(job: Job) -> Outcome:
-    """Runs a job in this worker; what it prints goes to the log file in its folder."""
+    """Runs a job in this worker; its output goes to the log file in its folder."""
     if _worker.get("stopping"):
         return Outcome("stopped")
     start = time.monotonic()
@@ -234,7 +234,7 @@ def attempt(job: Job) -> Outcome:
 
 
 def _run(job: Job) -> str:
-    """Runs a job; returns its outcome."""
+    """Runs a job; returns its score, or its number of steps, as text."""
     try:
         job.run(worker_ranks("cuda" if torch.cuda.is_available() else "cpu"))
     except Exception:
@@ -249,7 +249,7 @@ def _run(job: Job) -> str:
 
 @contextlib.contextmanager
 def _output_to(path: Path) -> Iterator[None]:
-    """Redirects what this process and its libraries print to the end of a file."""
+    """Appends the output of this process and its libraries to a file."""
     saved = [os.dup(1), os.dup(2)]
     with path.open("ab") as file:
         os.dup2(file.fileno(), 1)

@@ -1,6 +1,7 @@
-"""The neutral benchmark: any encoders, fine-tuned, with a trained head, and with a linear probe, on four public datasets.
+"""The neutral benchmark: any encoders on four public datasets, fine-tuned, with a trained head and with a linear probe.
 
-The published AUROC of ECG-FM beside is from ecg-fm-benchmarking (arXiv 2509.25095): fine-tuned, and probed.
+The tables also show the published AUROC of ECG-FM, fine-tuned and with a linear probe, from ecg-fm-benchmarking (arXiv
+2509.25095).
 """
 
 import argparse
@@ -52,7 +53,7 @@ _CPSC2018: Final = LabelDefinition(
 
 
 class _Published(NamedTuple):
-    """Scheme of labels, and the published AUROC of ECG-FM: fine-tuned, and by a linear probe."""
+    """Label scheme, and the published AUROC of ECG-FM: fine-tuned, and with a linear probe."""
 
     scheme: str
     full: float
@@ -74,7 +75,7 @@ class Benchmark:
     Attributes:
         name: one of BENCHMARKS.
         dataset: the dataset.
-        plan: its plan, with splits train, valid and test.
+        plan: name of a plan of the dataset with splits train, valid and test.
         table: ptbxl_database.csv, or the table of labels that :func:`_write_labels` makes.
     """
 
@@ -101,8 +102,8 @@ class ProtocolJob(Job):
         label: what the tables call the model.
         benchmark: the benchmark.
         mode: one of MODES.
-        seed: of the training.
-        finetune: overrides of modes full and head.
+        seed: seed of the training.
+        finetune: configuration overrides for the modes full and head.
     """
 
     output: Path
@@ -119,12 +120,17 @@ class ProtocolJob(Job):
         return self.output / "protocol" / f"{self.label}-{self.benchmark.name}-{self.mode}-seed{self.seed}"
 
     def config(self) -> FinetuneConfig:
-        """Returns the configuration of the fine-tuning; of a linear probe, that of its labels."""
+        """Returns the configuration of the fine-tuning; for a linear probe, only its label options matter."""
         preset = Path(__file__).parent.parent / "configs" / "finetune" / "diagnosis.yaml"
         mode = "head" if self.mode == "linear" else self.mode
-        own = [f"mode={mode}", f"seed={self.seed}", f"data.path={self.benchmark.dataset}", f"data.plan={self.benchmark.plan}"]
-        own += [f"output_dir={self.folder / 'run'}", f"init_from={self.model}", *self.benchmark.overrides()]
-        return load_config(FinetuneConfig, [preset], [*self.finetune, *own])
+        overrides = [
+            f"mode={mode}",
+            f"seed={self.seed}",
+            f"data.path={self.benchmark.dataset}",
+            f"data.plan={self.benchmark.plan}",
+        ]
+        overrides += [f"output_dir={self.folder / 'run'}", f"init_from={self.model}", *self.benchmark.overrides()]
+        return load_config(FinetuneConfig, [preset], [*self.finetune, *overrides])
 
     def make(self, ranks: Ranks) -> dict[str, Any]:
         """See :class:`Job`."""
@@ -229,7 +235,7 @@ def parse_benchmark(words: list[str], output: Path) -> Benchmark:
 
 
 def _write_labels(dataset: Dataset, definition: LabelDefinition, path: Path) -> None:
-    """Writes a table of labels by the codes of the dataset."""
+    """Writes a table of labels, from the codes in the dataset."""
     samples = pa.concat_tables([part for split in dataset.splits for part in dataset.iterate_samples(split, LABEL_COLUMNS)])
     labels = CodeLabeler(definition).label(samples)
     text = io.StringIO()
@@ -241,7 +247,7 @@ def _write_labels(dataset: Dataset, definition: LabelDefinition, path: Path) -> 
 
 
 def to_markdown(jobs: list[ProtocolJob]) -> str:
-    """Returns a table of macro AUROC per recording, with the published values of ECG-FM in its first rows."""
+    """Returns a table of macro AUROC per recording; the first rows are the published values of ECG-FM."""
     names = list(dict.fromkeys(job.benchmark.name for job in jobs))
     rows = [["model", "mode", *names], ["---", "---", *["---:"] * len(names)]]
     for mode in ("full", "linear"):
@@ -249,10 +255,10 @@ def to_markdown(jobs: list[ProtocolJob]) -> str:
     scores: dict[tuple[str, str], dict[str, list[float]]] = {}
     for job in jobs:
         result = job.result()
-        own = scores.setdefault((job.label, job.mode), {name: [] for name in names})
+        by_benchmark = scores.setdefault((job.label, job.mode), {name: [] for name in names})
         if result is not None:
-            own[job.benchmark.name].append(result["score"])
-    rows += [[*setting, *(_cell(own[name]) for name in names)] for setting, own in scores.items()]
+            by_benchmark[job.benchmark.name].append(result["score"])
+    rows += [[*setting, *(_cell(by_benchmark[name]) for name in names)] for setting, by_benchmark in scores.items()]
     title = "Macro AUROC on the test split, predictions averaged per recording"
     return "\n".join([title, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 

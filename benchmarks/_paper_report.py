@@ -1,4 +1,4 @@
-"""Tables beside the paper's: mean and 95 % interval over seeds, as Markdown, as a page of HTML, and for JSON."""
+"""The scores beside the paper's: means and 95 % intervals over seeds, as Markdown, HTML and JSON."""
 
 import html
 import math
@@ -17,7 +17,7 @@ NOTE: Final = (
     "with thresholds chosen on the validation split; Id: rank-1 accuracy. Bold: the best of a column."
 )
 
-# Of each table, the methods whose difference the paper's claims rest on: the first is said to be better.
+# For each table, the pairs of methods on which the paper's claims rest: the paper finds the first one better.
 _CLAIMS: Final = {
     1: [("W2V+CMSC+RLM", "Random Init."), ("W2V+CMSC+RLM", "W2V+CMSC")],
     2: [("W2V+CMSC", "Random Init.")],
@@ -29,11 +29,11 @@ CLAIMS_NOTE: Final = "Differences of the means ± half the 95 % interval (Welch'
 
 @dataclass(frozen=True)
 class Score:
-    """The scores of all seeds of one place in a table.
+    """The scores of all seeds in one cell of a table.
 
     Attributes:
-        values: one for each seed that has finished.
-        num_seeds: how many there will be.
+        values: scores of the seeds that have finished.
+        num_seeds: number of seeds in all.
         paper: the paper's value.
     """
 
@@ -43,7 +43,7 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean over the seeds, NaN without any."""
+        """Mean over the finished seeds; NaN if there are none."""
         return statistics.fmean(self.values) if self.values else math.nan
 
     @property
@@ -60,7 +60,7 @@ class Score:
         return f"{self.mean:.3f}{interval}{missing}"
 
     def paper_text(self) -> str:
-        """Returns "0.618 ± 0.002" of the paper."""
+        """Returns the paper's value, such as "0.618 ± 0.002"."""
         return "–" if self.paper is None else f"{self.paper.mean:.3f} ± {self.paper.interval:.3f}"
 
 
@@ -68,7 +68,7 @@ Table = dict[Row, dict[int, Score]]
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Returns half the width of the 95 % interval of the mean by Student's t distribution; NaN of fewer than two values."""
+    """Returns half the width of the 95 % interval of the mean by Student's t distribution; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
@@ -80,7 +80,7 @@ def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, 
 
     Args:
         first: at least two scores.
-        second: likewise.
+        second: at least two scores.
     """
     parts = [statistics.variance(values) / len(values) for values in (first, second)]
     mean = statistics.fmean(first) - statistics.fmean(second)
@@ -95,10 +95,10 @@ class Claim(NamedTuple):
     """The difference of two methods' means over seeds.
 
     Attributes:
-        row: of the method that the paper finds better.
+        row: row of the method that the paper finds better.
         other: the method that it is compared with.
-        num_leads: the column.
-        mean: the difference, positive if the paper's finding shows.
+        num_leads: number of leads, which gives the column.
+        mean: the difference; positive if it agrees with the paper.
         interval: half its 95 % interval.
     """
 
@@ -145,7 +145,7 @@ def collect(settings: Settings, rows: Iterable[Row], seeds: Sequence[int]) -> Ta
 
 
 def best_rows(table: Table) -> set[tuple[Row, int]]:
-    """Returns the places with the highest mean of their table, task and column; all of them where several have it."""
+    """Returns the cells with the highest mean of their table, task and column; in a tie, all of them."""
     groups: dict[tuple[int, str, int], list[tuple[float, Row]]] = {}
     for row, scores in table.items():
         for num_leads, score in scores.items():
@@ -220,7 +220,7 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } d
 
 
 def to_html(table: Table, facts: Mapping[str, str], title: str) -> str:
-    """Returns all tables as a page without references to other files."""
+    """Returns all tables as a self-contained HTML page."""
     best = best_rows(table)
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
@@ -261,7 +261,7 @@ def _html_cell(score: Score | None, *, is_best: bool) -> str:
 
 
 def to_json(table: Table) -> list[dict[str, Any]]:
-    """Returns all places of all tables, with the scores of each seed."""
+    """Returns all cells of all tables, with the scores of each seed."""
     return [
         {
             "table": row.table,

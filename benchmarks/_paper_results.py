@@ -1,4 +1,4 @@
-"""The recorded results of paper_tables.py as tables of benchmarks/README.md."""
+"""The recorded results of paper_tables.py as tables for benchmarks/README.md."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

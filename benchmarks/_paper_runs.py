@@ -1,4 +1,4 @@
-"""The jobs of the paper's tables: pre-training of encoders; fine-tuning and test of cells."""
+"""The jobs behind the paper's tables: pre-training encoders, and fine-tuning and testing cells."""
 
 import shutil
 from collections.abc import Sequence
@@ -39,11 +39,11 @@ class Settings:
     Attributes:
         dataset: the dataset, with the plans of `ecg-data split --plan paper`.
         output: folder of all encoders and cells.
-        pretrain: overrides of every pre-training, without the options of the local objective.
-        local: overrides of the options of the local objective, ``key=value`` below its section.
-        finetune: overrides of every fine-tuning.
-        tasks: further overrides by task.
-        keeps_checkpoints: whether checkpoints are kept after a run has finished.
+        pretrain: configuration overrides for all pre-training runs, except options of the local objective.
+        local: overrides for the options of the local objective, ``key=value`` relative to its section.
+        finetune: overrides for all fine-tuning runs.
+        tasks: further overrides for the fine-tuning runs of each task.
+        keeps_checkpoints: whether to keep the checkpoints of finished runs.
     """
 
     dataset: Path
@@ -61,7 +61,7 @@ class Settings:
                 shutil.rmtree(config.output_dir / name, ignore_errors=True)
 
     def describe(self) -> dict[str, Any]:
-        """Returns the settings that the scores depend on, for JSON."""
+        """Returns the settings that affect the scores, as JSON values."""
         fields = {name: value for name, value in asdict(self).items() if name not in {"dataset", "output", "keeps_checkpoints"}}
         return {"dataset": Dataset.open(self.dataset).fingerprint, **fields}
 
@@ -84,14 +84,21 @@ class EncoderJob(Job):
         return self.folder / "model"
 
     def config(self) -> PretrainConfig:
-        """Returns the configuration of the pre-training; of a random encoder, that of W2V, whose architecture it has."""
+        """Returns the configuration of the pre-training; for a random encoder that of W2V, whose architecture it has."""
         settings, encoder = self.settings, self.encoder
         preset = CONFIGS / "pretrain" / f"{'w2v' if encoder.preset == RANDOM else encoder.preset}.yaml"
         objective = load_config(PretrainConfig, [preset]).objective.name
         section = {"w2v": "objective", "w2v_cmsc": "objective.w2v"}.get(objective)
         local = [] if section is None else [f"{section}.{override}" for override in settings.local]
-        own = [f"seed={encoder.seed}", f"leads={encoder.num_leads}", f"data.path={settings.dataset}", "data.plan=pretrain"]
-        return load_config(PretrainConfig, [preset], [*settings.pretrain, *local, *own, f"output_dir={self.folder / 'run'}"])
+        overrides = [
+            f"seed={encoder.seed}",
+            f"leads={encoder.num_leads}",
+            f"data.path={settings.dataset}",
+            "data.plan=pretrain",
+        ]
+        return load_config(
+            PretrainConfig, [preset], [*settings.pretrain, *local, *overrides, f"output_dir={self.folder / 'run'}"]
+        )
 
     def make(self, ranks: Ranks) -> dict[str, Any]:
         """See :class:`Job`."""
@@ -133,9 +140,14 @@ class CellJob(Job):
         """Returns the configuration of the fine-tuning."""
         settings, cell = self.settings, self.cell
         name, _ = _TASKS[cell.task]
-        own = [f"seed={cell.encoder.seed}", f"leads={cell.num_leads}", f"data.path={settings.dataset}", f"data.plan={name}"]
-        own += [f"output_dir={self.folder / 'run'}", f"init_from={self.needs.model}"]
-        overrides = [*settings.finetune, *dict(settings.tasks).get(cell.task, ()), *own]
+        run_overrides = [
+            f"seed={cell.encoder.seed}",
+            f"leads={cell.num_leads}",
+            f"data.path={settings.dataset}",
+            f"data.plan={name}",
+        ]
+        run_overrides += [f"output_dir={self.folder / 'run'}", f"init_from={self.needs.model}"]
+        overrides = [*settings.finetune, *dict(settings.tasks).get(cell.task, ()), *run_overrides]
         return load_config(FinetuneConfig, [CONFIGS / "finetune" / f"{name}.yaml"], overrides)
 
     def make(self, ranks: Ranks) -> dict[str, Any]:
@@ -151,9 +163,8 @@ class CellJob(Job):
 def score(model: PretrainedModel, path: Path, task: str, leads: Sequence[str], ranks: Ranks) -> dict[str, Any]:
     """Returns the score of a fine-tuned model on the test split, and other metrics.
 
-    The score of Dx is the CinC score of 5-s segments, decided by the model's thresholds, which maximize F1 on the validation
-    split; that of Id the share of probes whose most similar segment of the
-    gallery is of the same patient.
+    The score of Dx is the CinC score of 5-s segments with the model's thresholds, which maximize F1 on the validation split.
+    The score of Id is the share of probes whose most similar segment in the gallery is from the same patient.
     """
     dataset = Dataset.open(path)
     plan = _TASKS[task][0]

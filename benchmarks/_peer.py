@@ -1,4 +1,4 @@
-"""The interface of the loaders that ``compare_loaders.py`` compares, and what they share.
+"""The interface of the loaders that ``compare_loaders.py`` compares, and shared functions.
 
 Every loader delivers float32 [B, 2, 12, 2500] in mV, shuffled, each crop once per epoch. B crops per batch.
 """
@@ -28,13 +28,13 @@ SHUFFLE_BUFFER = 1000
 
 @dataclass(frozen=True)
 class Reading:
-    """What is read, and how.
+    """What to read, and how.
 
     Attributes:
-        dataset: the dataset in tar shards, from which everything else is made.
-        location: folder or URL of the loader's own data, see :meth:`Peer.prepare`.
+        dataset: the dataset in tar shards, from which the data of all loaders are made.
+        location: folder or URL of the loader's own data; see :meth:`Peer.prepare`.
         batch_size: crops per batch.
-        workers: worker processes, or threads where a loader has threads.
+        workers: number of worker processes, or of threads if the loader uses threads.
         cache: empty folder for what is fetched from a URL.
     """
 
@@ -46,7 +46,7 @@ class Reading:
 
 
 def to_segments(crops: Crop | Sequence[Crop]) -> Tensor:
-    """Converts crops, int16 [B, 12, 5000] in uV, to what the engine's loaders deliver."""
+    """Converts crops, int16 [B, 12, 5000] in uV, to segments, float32 [B, 2, 12, 2500] in mV."""
     halves = torch.from_numpy(np.asarray(crops)).view(-1, len(LEADS), 2, SEGMENT_SAMPLES).transpose(1, 2)
     return torch.empty(halves.shape).copy_(halves).mul_(1e-3)
 
@@ -55,13 +55,13 @@ class Peer(ABC):
     """A loader.
 
     Args:
-        reading: what it reads; opened at once.
+        reading: what to read; it is opened in the constructor.
     """
 
     package: ClassVar[str]
-    """What must be installed; its name in the package index is in the extra ``bench``."""
+    """Module that must be importable; the extra ``bench`` installs it."""
     reads_urls: ClassVar[bool] = True
-    """Whether it is measured from S3, too."""
+    """Whether the loader is also measured from S3."""
 
     @abstractmethod
     def __init__(self, reading: Reading) -> None: ...
@@ -71,14 +71,14 @@ class Peer(ABC):
         """Yields the batches of the next epoch."""
 
     def close(self) -> None:  # noqa: B027 -- most have nothing to close
-        """Stops threads."""
+        """Stops the loader's threads, if it has any."""
 
     @classmethod
     @abstractmethod
     def prepare(cls, dataset: Path, out: Path) -> Path:
-        """Writes the loader's own data of the dataset to ``out``; returns their folder.
+        """Writes the dataset to ``out`` in the loader's own format; returns the folder to read from.
 
-        A loader that reads the dataset itself writes nothing.
+        A loader that reads the dataset itself writes nothing, and returns its folder.
         """
 
     @classmethod
@@ -91,7 +91,7 @@ class Peer(ABC):
 
 
 def read_crops(dataset: Path, first: int = 0) -> Iterator[Crop]:
-    """Yields the crops of the split in the order of the shards, from a row on."""
+    """Yields the crops of the split in the order of the shards, from row ``first`` on."""
     opened = Dataset.open(dataset)
     store = opened.open_store([SPLIT])
     for table in opened.iterate_samples(SPLIT):
@@ -106,5 +106,5 @@ def num_rows(dataset: Path) -> int:
 
 
 def folder_bytes(folder: Path) -> int:
-    """Returns the bytes of the files in a folder."""
+    """Returns the total size of the files in a folder, bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,4 +1,4 @@
-"""One task with one loader in a process of its own, for ``compare_loaders.py``.
+"""Runs one task with one loader in a separate process, for ``compare_loaders.py``.
 
 The process writes its result to a file, because some loaders print.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,18 +35,18 @@ class PeerError(RuntimeError):
 
 
 def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] | None = None, **request: Any) -> dict[str, Any]:
-    """Runs a task in a process of its own.
+    """Runs a task in a separate process.
 
     Args:
-        task: "check": is the loader installed; "prepare": write its data; "upload": copy them to a URL; "digest": hash the
-            crops of an epoch; "measure": read epochs.
-        name: of the loader.
-        scratch: folder for the process's result, messages and caches.
-        environment: variables that it gets besides this process's.
-        request: what the task needs, see :func:`_do`; paths as text.
+        task: "check" whether the loader is installed, "prepare" its data, "upload" them to a URL, "digest" the crops of an
+            epoch, or "measure" epochs.
+        name: name of the loader.
+        scratch: folder for the process's result, output and caches.
+        environment: environment variables to set in addition to this process's.
+        request: arguments of the task, see :func:`_do`; paths as text.
 
     Returns:
-        The task's result, and ``memory_mb``, the largest sum of the processes' proportional set sizes.
+        The task's result and, in ``memory_mb``, the peak of the summed proportional set sizes of its processes.
 
     Raises:
         PeerError: the task failed.
@@ -54,16 +55,19 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
     out = scratch / "result.json"
     out.unlink(missing_ok=True)
     content = json.dumps({"task": task, "name": name, "out": str(out), **request})
-    # litdata empties its caches when it starts; here they are its own.
+    # litdata empties its cache folders when it starts, so it must not share them.
     caches = {name: str(scratch / "litdata") for name in ("DATA_OPTIMIZER_CACHE_FOLDER", "DATA_OPTIMIZER_DATA_CACHE_FOLDER")}
     # Worker processes send batches through sockets in TMPDIR, whose paths must be short: with longer ones they hang.
     with tempfile.TemporaryDirectory() as folder, (scratch / "log").open("wb") as log:
         variables = {**os.environ, "TMPDIR": folder, "OMP_NUM_THREADS": "1", **caches, **(environment or {})}
         process = subprocess.Popen([sys.executable, __file__, content], env=variables, stdout=log, stderr=log)
         memory = 0.0
-        while process.poll() is None:
-            memory = max(memory, _memory_mb(process.pid)) if task == "measure" else 0.0
-            time.sleep(_SECONDS_BETWEEN_SAMPLES)
+        try:
+            while process.poll() is None:
+                memory = max(memory, _memory_mb(process.pid)) if task == "measure" else 0.0
+                time.sleep(_SECONDS_BETWEEN_SAMPLES)
+        finally:
+            _end(process)
     if process.returncode or not out.exists():
         lines = (scratch / "log").read_text(errors="replace").strip().splitlines()
         errors = [line for line in lines if _ERROR.match(line)] or lines or [f"exit status {process.returncode}"]
@@ -72,18 +76,27 @@ def run_task(task: Task, name: str, scratch: Path, environment: dict[str, str] |
     return result | {"memory_mb": memory}
 
 
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kills a process and its children, which are still running after an exception such as Ctrl-C."""
+    if process.poll() is None:
+        for each in _tree(process.pid):
+            with suppress(psutil.Error):
+                each.kill()
+        process.wait()
+
+
 def _memory_mb(pid: int) -> float:
     total = 0
     for process in _tree(pid):
         try:
             total += process.memory_full_info().pss
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
     return total / 1e6
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU time of this process and its children, also of those that have ended."""
+    """Returns the CPU time of this process and its children, including those that have ended."""
     total = 0.0
     for process in _tree(os.getpid()):
         try:
@@ -131,7 +144,7 @@ def digest_batch(segments: torch.Tensor) -> Iterator[str]:
     """Yields the hash of each crop of a batch, float32 [B, 2, 12, 2500] in mV.
 
     Raises:
-        ValueError: the batch has another form.
+        ValueError: the batch has another shape or dtype.
     """
     if segments.dtype != torch.float32 or tuple(segments.shape[1:]) != (2, 12, 2500):
         raise ValueError(f"expected float32 [B, 2, 12, 2500], got {segments.dtype} {list(segments.shape)}")
@@ -145,7 +158,7 @@ def digest_crop(crop: np.ndarray[Any, np.dtype[np.int16]]) -> str:
 
 
 def _measure(reading: Reading, name: str, seconds: float) -> dict[str, Any]:
-    """Reads the first epoch, then whole epochs for at least so many seconds."""
+    """Reads the first epoch, then whole epochs for at least ``seconds``."""
     __import__(PEERS[name].package)
     cpu, start = _cpu_seconds(), time.perf_counter()
     peer = PEERS[name](reading)
@@ -170,14 +183,14 @@ def _measure(reading: Reading, name: str, seconds: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Does the task of the command line, and writes its result."""
+    """Runs the task in the command line, and writes its result."""
     request = json.loads(sys.argv[1])
     try:
         result = _do(request)
     except (DatasetError, OSError) as error:
         sys.exit(str(error))
     Path(request["out"]).write_text(json.dumps(result))
-    # Some loaders leave threads and processes that would never end.
+    # Some loaders leave behind threads and processes that never end.
     for process in psutil.Process().children(recursive=True):
         process.terminate()
     sys.stdout.flush()

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 import obstore
 import torch
+from _common import first_line
 from _peer import CROP_BYTES, SEED, SHUFFLE_BUFFER, SPLIT, Crop, Peer, Reading, num_rows, read_crops, to_segments
 from obstore.store import S3Store
 from torch import Tensor
@@ -52,7 +53,8 @@ class _Engine(Peer):
     def epoch(self) -> Iterator[Tensor]:
         num_left = self._num_crops
         while num_left:
-            # Its stream has no last batch that is smaller: epochs follow each other within a batch.
+            # The engine's stream is endless, without a smaller last batch: a batch may contain the end of one epoch and the
+            # beginning of the next.
             segments = self._left if len(self._left) else next(self._loader).segments
             self._left = segments[num_left:]
             num_left -= len(segments) - len(self._left)
@@ -94,8 +96,8 @@ class _Workers(Peer):
     @staticmethod
     def options(reading: Reading) -> dict[str, Any]:
         """Returns the options of a DataLoader whose dataset yields crops."""
-        own = {"batch_size": reading.batch_size, "num_workers": reading.workers}
-        return own | {"collate_fn": _collate, "persistent_workers": True}
+        common = {"batch_size": reading.batch_size, "num_workers": reading.workers}
+        return common | {"collate_fn": _collate, "persistent_workers": True}
 
 
 class _ReadsTar(Peer):
@@ -107,7 +109,7 @@ class _ReadsTar(Peer):
 
 
 class WebDataset(_ReadsTar, _Workers):
-    """webdataset's usual pipeline with a shuffle buffer; from S3 through curl, as it documents, into its cache."""
+    """webdataset's usual pipeline with a shuffle buffer; from S3 through curl into its cache, as it documents."""
 
     package = "webdataset"
 
@@ -124,13 +126,13 @@ class WebDataset(_ReadsTar, _Workers):
             .map_tuple(_read_npy)
             .batched(reading.batch_size, collation_fn=_collate_tuples, partial=True)
         )
-        workers = min(reading.workers, len(urls))  # it gives whole shards to them
+        workers = min(reading.workers, len(urls))  # each worker gets whole shards
         self.loader = webdataset.WebLoader(pipeline, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
 def _signed_urls(url: str, files: Sequence[str]) -> list[str]:
-    own: dict[str, Any] = {"endpoint": os.environ["AWS_ENDPOINT_URL"]} if "AWS_ENDPOINT_URL" in os.environ else {}
-    store: Any = S3Store.from_url(url, client_options={"allow_http": True}, **own)
+    endpoint: dict[str, Any] = {"endpoint": os.environ["AWS_ENDPOINT_URL"]} if "AWS_ENDPOINT_URL" in os.environ else {}
+    store: Any = S3Store.from_url(url, client_options={"allow_http": True}, **endpoint)
     return [f"pipe:curl -s -f '{obstore.sign(store, 'GET', file, timedelta(days=1))}'" for file in files]
 
 
@@ -148,7 +150,7 @@ def _collate(samples: Sequence[Crop]) -> Tensor:
 
 
 class Dali(_ReadsTar):
-    """DALI's own webdataset reader on the CPU. From S3 it fetches each crop by requests of its own, again in every epoch."""
+    """DALI's own webdataset reader on the CPU. From S3 it sends separate requests for each crop, in every epoch."""
 
     package = "nvidia.dali"
     reads_urls = False
@@ -168,7 +170,7 @@ class Dali(_ReadsTar):
                 initial_fill=SHUFFLE_BUFFER,
                 name="reader",
             )
-            # The header of an npy file of version 1.0, whose length depends on the shape only.
+            # Skips the header of an npy file of version 1.0, whose length depends only on the shape.
             crops = fn.reinterpret(files[_npy_header_bytes() :], dtype=types.INT16, shape=[len(LEADS), 2, SEGMENT_SAMPLES])
             pipeline.set_outputs(fn.transpose(fn.cast(crops, dtype=types.FLOAT) * 1e-3, perm=[1, 0, 2]))
         pipeline.build()
@@ -202,7 +204,7 @@ class LitData(_Workers):
             keys |= {"endpoint_url": "AWS_ENDPOINT_URL", "region_name": "AWS_REGION"}
             options = {name: os.environ[variable] for name, variable in keys.items() if variable in os.environ}
             where |= {"cache_dir": str(reading.cache), "storage_options": options}
-            # litdata 0.2.76 has no option for a server without TLS, as tests have it.
+            # litdata 0.2.76 has no option for a server without TLS, such as that of the tests.
             downloader = importlib.import_module("litdata.streaming.downloader")
             vars(downloader)["_OBSTORE_CLIENT_OPTIONS"]["allow_http"] = True
         dataset = litdata.StreamingDataset(**where, shuffle=True, drop_last=False, seed=SEED, max_cache_size="1TB")
@@ -258,7 +260,7 @@ class MosaicStreaming(_Workers):
 
 
 class _Signals(torch.utils.data.IterableDataset[Crop]):
-    """The signals of an iterable dataset's samples."""
+    """Yields the signals of an iterable dataset's samples."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -280,9 +282,9 @@ PEERS: dict[str, type[Peer]] = {
 
 
 def find_missing(peer: type[Peer]) -> str | None:
-    """Returns why a loader cannot be used here; ``None``: it can."""
+    """Returns why a loader cannot be used here; None if it can."""
     try:
         importlib.import_module(peer.package)
-    except Exception as error:  # noqa: BLE001 -- packages that do not fit each other fail in any way
-        return f"{peer.package} cannot be imported ({str(error).splitlines()[0]}): pip install -e '.[bench]'"
+    except Exception as error:  # noqa: BLE001 -- incompatible packages raise errors of any kind
+        return f"{peer.package} cannot be imported ({first_line(error)}): pip install -e '.[bench]'"
     return None

@@ -1,4 +1,4 @@
-"""The plots of benchmarks/README.md. Each stores a digest of the metrics it shows, so that stale plots are detected."""
+"""The plots in benchmarks/README.md. Each stores a digest of the metrics that it shows, so that stale plots are detected."""
 
 import hashlib
 import io

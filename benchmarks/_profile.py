@@ -1,4 +1,4 @@
-"""Profiles training steps: time by kernel, and how long the device was idle."""
+"""Profiles training steps: time by kernel, and the share of the time in which the device is busy."""
 
 from pathlib import Path
 
@@ -25,7 +25,7 @@ def profile_step(step: TrainingStep, device: torch.device, folder: Path) -> str:
         folder: folder to write to; created if necessary.
 
     Returns:
-        A line with the busy share of the device.
+        A line with the share of the time in which the device is busy.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for _ in range(NUM_WARMUP_STEPS):
@@ -41,7 +41,7 @@ def profile_step(step: TrainingStep, device: torch.device, folder: Path) -> str:
         elapsed = timer.seconds()[0]
     averages = profiler.key_averages()
     key = "self_device_time_total" if on_gpu else "self_cpu_time_total"
-    # On a GPU, operators repeat the time of the kernels that they launch.
+    # On a GPU, the time of operators includes that of the kernels that they launch, which would count twice.
     counted = [each for each in averages if not on_gpu or (each.device_type.name == "CUDA" and not each.is_user_annotation)]
     busy = sum(getattr(each, key) for each in counted) / 1e6
     line = f"{_NUM_STEPS} steps: {1e3 * elapsed:,.1f} ms, of which {'kernels' if on_gpu else 'operators'} {busy / elapsed:.1%}"

@@ -1,4 +1,4 @@
-"""A dataset of any size from a few recordings: their crops, repeated, each copy rotated in time so that no two are equal."""
+"""A dataset of any size from a few recordings: their crops are repeated, each copy rotated in time so that all differ."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ from data_tools.synthetic import write_cohort
 _STORED_BYTES = 2 * len(LEADS) * CROP_SAMPLES
 _CROPS_PER_SHARD = 512
 _CROPS_PER_FILE = 1000
-# Has no factor in common with CROP_SAMPLES: the rotations of a crop repeat after CROP_SAMPLES copies only.
+# Coprime to CROP_SAMPLES, so that the rotations of a crop repeat only after CROP_SAMPLES copies.
 _SAMPLES_PER_ROTATION = 7
 _NUM_PATIENTS = 100
 
@@ -26,12 +26,12 @@ def make_repeated_dataset(recordings: Path | None, num_bytes: float, folder: Pat
     """Builds a dataset in tar shards, about ``num_bytes`` large, whose crops are all complete and all different.
 
     Args:
-        recordings: folder of recordings as PhysioNet 2021 has them; ``None``: a cohort is simulated.
+        recordings: folder of recordings in the format of PhysioNet 2021; None to simulate a cohort.
         num_bytes: size of the signals.
-        folder: new folder for the dataset and what it is made from.
+        folder: new folder for the dataset and its intermediate files.
 
     Raises:
-        ValueError: there are no complete crops, or too few for this size.
+        ValueError: there are too few complete crops for this size.
     """
     if recordings is None:
         recordings = folder / "cohort"

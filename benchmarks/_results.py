@@ -1,4 +1,4 @@
-"""Shared by the tables of all benchmarks: the table itself, the line about hardware and versions, and cells of a spread."""
+"""Shared by the tables of all benchmarks: the table class, the line about hardware and versions, and the cells of a spread."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple

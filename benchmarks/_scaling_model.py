@@ -1,8 +1,8 @@
 """Predicts the crops/s of many GPUs from the step of one GPU and the traffic between them.
 
 A step takes the time of one GPU's share of the batch plus the communication that does not overlap with the backward pass. The
-overlap depends on machine and library, so there are two bounds: gradient reduction overlapped as far as the backward pass is
-long enough, and no overlap.
+overlap depends on machine and library, so there are two bounds: gradient reduction overlaps with the whole backward pass, or
+nothing overlaps.
 
 Every number is listed with its source. Where no GPU has been measured, an assumption takes its place and is marked as such.
 """
@@ -24,7 +24,7 @@ _REDUCTIONS = {"all_reduce", "reduce_scatter", "reduce"}
 
 
 class Input(NamedTuple):
-    """A number that the prediction uses, and its source; assumed unless measured with this engine."""
+    """A number that the prediction uses, and its source; it is an assumption unless measured with this engine."""
 
     name: str
     value: float
@@ -45,8 +45,8 @@ class Cluster(NamedTuple):
     """The inputs of the prediction.
 
     Attributes:
-        step_seconds: (pairs, seconds) of a step on one GPU, in ascending order of pairs.
-        traffic: ZeRO stage -> bytes of each kind of collective in a step.
+        step_seconds: (pairs, seconds) of steps on one GPU, in ascending order of pairs.
+        traffic: for each ZeRO stage, the bytes of each kind of collective in a step.
         node_bandwidth: bytes/s that a GPU sends within a node.
         network_bandwidth: bytes/s that a GPU sends if the ring spans several nodes.
     """
@@ -57,7 +57,7 @@ class Cluster(NamedTuple):
     network_bandwidth: float
 
     def compute_seconds(self, pairs: float) -> float:
-        """Returns the seconds of a step on one GPU: interpolated between the given batches, proportional outside of them."""
+        """Returns the seconds of a step on one GPU: interpolated between measured batches, proportional outside of them."""
         points = self.step_seconds
         for (low, low_seconds), (high, high_seconds) in pairwise(points):
             if low <= pairs <= high:
@@ -77,7 +77,7 @@ class Cluster(NamedTuple):
 
 def scaling_page(results: Mapping[str, Result]) -> str:
     """Returns the text of SCALING.md."""
-    # Results of the base model; the one with most ranks last.
+    # Results of the base model; the one with the most ranks is last.
     scalings = [result for result in results.values() if result["benchmark"] == "scaling" and _is_base(result)]
     scalings.sort(key=lambda result: max(int(run["ranks"]) for run in result["metrics"]["runs"]))
     parts = ["# Scaling", _INTRODUCTION]
@@ -133,7 +133,7 @@ is as fast as the network."""
 
 
 def _gpu_cluster(results: Mapping[str, Result], scaling: Result) -> tuple[list[Input], Cluster]:
-    """Returns the inputs: a recorded GPU step if there is one, otherwise assumptions."""
+    """Returns the inputs for the table, and the cluster: from a recorded GPU step if there is one, else from assumptions."""
     runs = scaling["metrics"]["runs"]
     largest = max(runs, key=lambda run: int(run["ranks"]))
     traffic = {stage["zero_stage"]: stage["collective_bytes"] for stage in largest["stages"]}
@@ -159,7 +159,7 @@ def _gpu_cluster(results: Mapping[str, Result], scaling: Result) -> tuple[list[I
 
 
 def _gpu_steps(results: Mapping[str, Result]) -> str | None:
-    """Returns the name of the base model's result on one GPU with most batch sizes; among several, the fastest."""
+    """Returns the name of the base model's result on one GPU with the most batch sizes; in a tie, the fastest."""
     found: dict[str, tuple[int, float]] = {}
     for name, result in results.items():
         if result["benchmark"] != "train_step" or not result["environment"]["gpus"] or result["config"]["ranks"] != 1:

@@ -1,4 +1,4 @@
-"""The parts that a training step consists of, each with the FLOPs of its forward pass.
+"""The parts of a training step, each with the FLOPs of its forward pass.
 
 Each part is the model's own module on inputs of the step's shape and dtype. The FLOPs add up to the model's
 ``flops_per_segment``.
@@ -37,7 +37,7 @@ class Call:
 
     Attributes:
         run: maps inputs to outputs.
-        inputs: arguments of ``run``; those that require a gradient receive one.
+        inputs: arguments of ``run``; tensors that require a gradient receive one.
         weights: parameters that ``run`` reads and that receive gradients.
     """
 
@@ -54,7 +54,7 @@ class Part:
         name: name in the table.
         calls: one call per instance.
         flops: FLOPs of the forward pass of all instances.
-        part_of: name of the part that already includes this one's time, FLOPs and bytes; ``None`` for a part of its own.
+        part_of: name of the part that already includes this one's time, FLOPs and bytes; None for a top-level part.
     """
 
     name: str

@@ -24,7 +24,7 @@ NUM_WARMUP_STEPS = 2
 
 
 def step_config(pairs: int, precision: str, stage: int, overrides: Sequence[str] = ()) -> PretrainConfig:
-    """Returns the paper's preset with a batch of ``pairs`` over all ranks.
+    """Returns the configuration of the paper's preset with a batch of ``pairs`` over all ranks.
 
     Raises:
         UserError: an override is wrong, or the micro-batch size is ``auto``.
@@ -54,8 +54,8 @@ class TrainingStep:
     """Forward, backward, all-reduce and AdamW through DeepSpeed.
 
     Args:
-        config: the run's configuration; its batch size counts all ranks.
-        ranks: all ranks construct this together.
+        config: the run's configuration; its batch size is that of all ranks together.
+        ranks: the ranks; all of them must construct the step.
     """
 
     def __init__(self, config: PretrainConfig, ranks: Ranks) -> None:
@@ -71,7 +71,7 @@ class TrainingStep:
         self._step = 0
 
     def run(self, timer: DeviceTimer | None = None) -> None:
-        """Trains one step; marks the end of each pass in ``timer``."""
+        """Trains one step; marks the end of each pass of each micro-batch in ``timer``."""
         for micro_batch in range(self._num_micro_batches):
             row0 = (micro_batch * self._ranks.world_size + self._ranks.rank) * self._micro_batch_size
             precision = self._config.train.precision

@@ -1,4 +1,4 @@
-"""The tables of benchmarks/README.md and of the README, from the results files."""
+"""The tables in benchmarks/README.md and the README, from the results files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -34,8 +34,8 @@ def _regression(result: Result) -> list[Table]:
 _TABLES = {**DATA_TABLES, **TRAINING_TABLES, "paper_tables": paper_tables, "check_regression": _regression}
 
 
-# The official code is not part of this repository, so no script measures this: its step and ours alternated on the same two CPU
-# cores, and the ranges are those of several rounds. benchmarks/NOTES.md describes the comparison.
+# The official code is not part of this repository, so no script measures this. Its step and ours alternated on the same two CPU
+# cores, and these are the ranges over several rounds; benchmarks/NOTES.md describes the comparison.
 _VS_OFFICIAL = "fp32: 2.2 to 2.5x, bf16: 4.0 to 4.8x"
 # The rows of the loader benchmark that the README shows.
 _HEADLINE_READERS = {"raw int16, zarr pcodec", "raw int16, 200 MB/s", "raw int16, 200 MB/s, zarr pcodec"}

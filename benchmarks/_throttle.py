@@ -1,4 +1,4 @@
-"""A relay that limits the bytes per second from a server, all connections together, as a slow network does."""
+"""A relay that limits the bytes per second from a server, over all connections together, like a slow network."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ _CHUNK = 1 << 16
 
 
 class _Limit:
-    """Passes so many bytes per second."""
+    """Delays transfers so that they do not exceed a number of bytes per second."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
@@ -23,9 +23,9 @@ class _Limit:
 
 @contextmanager
 def run_relay(host: str, port: int, bytes_per_second: float) -> Iterator[int]:
-    """Relays connections to a server; yields the port of this machine at which it listens.
+    """Relays connections to a server; yields the local port on which it listens.
 
-    Only what the server sends is limited.
+    Only data from the server are limited.
     """
     limit = _Limit(bytes_per_second)
 

@@ -1,4 +1,4 @@
-"""Time on the device, and the two rates that bound it: a large matmul and a large copy."""
+"""Time on the device, and the two rates that limit it: those of a large matmul and of a large copy."""
 
 import time
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from engine.training.throughput import measure_peak_flops
 
 # Larger than any cache of the device.
 _COPY_BYTES = {"cpu": 2**28, "cuda": 2**31}
-# Matrix products of this size keep a GPU busy until the host has launched the work that is timed.
+# Matrix products of this size keep a GPU busy until the host has launched the work to be timed.
 _HEAD_START_SIZE, _HEAD_START_PRODUCTS = 8192, 4
 
 
@@ -66,7 +66,7 @@ class HeadStart:
 
 
 def measure(run: Callable[[], object], device: torch.device, repeats: int, min_seconds: float = 0.0) -> list[float]:
-    """Times ``repeats`` calls of ``run`` after one warm-up, or more until they add up to ``min_seconds``.
+    """Times at least ``repeats`` calls of ``run`` after one warm-up, and more until they add up to ``min_seconds``.
 
     Returns:
         The seconds of each call.
@@ -85,7 +85,7 @@ def measure(run: Callable[[], object], device: torch.device, repeats: int, min_s
 
 
 def measure_copy_rate(device: torch.device, repeats: int = 5) -> float:
-    """Returns the rate of a large copy on the device in bytes/s, read and written: the median over ``repeats``."""
+    """Returns the rate of a large copy on the device, the median over ``repeats``, in bytes/s read plus written."""
     source = torch.ones(_COPY_BYTES["cuda" if device.type == "cuda" else "cpu"], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * source.numel() / median(measure(lambda: target.copy_(source), device, repeats))
@@ -98,7 +98,7 @@ class Roofline(NamedTuple):
     bytes_per_second: float
 
     def seconds(self, flops: float, num_bytes: float) -> float:
-        """Returns the least time for this arithmetic and memory traffic, which overlap."""
+        """Returns the minimum time for arithmetic and memory traffic that overlap."""
         return max(flops / self.flops_per_second, num_bytes / self.bytes_per_second)
 
 
@@ -108,5 +108,5 @@ def measure_roofline(device: torch.device, dtype: torch.dtype) -> Roofline:
 
 
 def mean_roofline(rooflines: list[Roofline]) -> Roofline:
-    """Returns the means of rates measured at several times of a run."""
+    """Returns the means of rates that were measured at several times during a run."""
     return Roofline(*(sum(values) / len(values) for values in zip(*rooflines, strict=True)))

@@ -118,7 +118,7 @@ def _pretraining(result: Result) -> list[Table]:
 
 
 def preset_rows(cells: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[object]]]:
-    """Returns headers and rows of what presets learn: the contrastive losses, as means and ranges over the seeds.
+    """Returns the headers and rows of the presets' contrastive losses, as means and ranges over the seeds.
 
     The total loss is omitted: the feature penalty makes it fall even if nothing is learned.
     """

@@ -1,12 +1,13 @@
-"""Measures how many recordings per second are converted to shards.
+"""Measures how many recordings per second a build converts to shards.
 
     python benchmarks/build_shards.py [--input DIR] [--workers 1 2] [--repeats 3] [--json FILE]
 
-Without --input, a cohort is simulated first. Each repeat builds the whole dataset, from finding the recordings and starting
-workers to the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one core. The
-candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range.
-Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly depend on other load.
-Starting worker processes takes about a second, so several workers need ten seconds of work or more to show their speed.
+Without --input, a cohort is simulated first. Each repeat builds the whole dataset, from finding the recordings and starting the
+workers to writing the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one
+core. The candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median
+and range. Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly depend on
+other load. Starting worker processes takes about a second, so several workers show their speed only with ten seconds of work or
+more.
 """
 
 import argparse
@@ -47,7 +48,7 @@ def build(inputs: Path, out: Path, num_workers: int) -> tuple[float, float, int]
 
 
 def _cpu_seconds() -> float:
-    """Returns the CPU time of this process and of its finished child processes, such as the workers of a build."""
+    """Returns the CPU time of this process and of child processes that have ended, such as the workers of a build."""
     return sum(os.times()[:4])
 
 
@@ -71,7 +72,7 @@ def _text(values: dict[str, float]) -> str:
 
 def main() -> None:
     """Measures, prints a table, writes JSON."""
-    # Imported here, because every worker imports this file, and importing torch would count as time of the build.
+    # Imported here because every worker imports this file, and the import of torch would count as build time.
     from _common import environment, print_environment, print_table, spread, write_json
 
     arguments = parse_arguments()

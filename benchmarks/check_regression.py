@@ -5,8 +5,8 @@
 Measures a few speeds, each relative to what the same machine can do at that moment, and compares these ratios with those
 recorded in results/regression-DEVICE.json. A speed and its reference are measured alternately, and the best speed is divided
 by the best reference, because other load on the machine can only lower either. A ratio below its tolerance is measured again
-at the end; if it is still too low, the exit status is 1. Improved ratios are reported, to be recorded. Ratios are
-comparable on machines of the same kind only, so a different CPU or GPU model causes a warning.
+at the end; if it is still too low, the exit status is 1. Improved ratios are reported, so that they can be recorded. Ratios are
+comparable only between machines of the same kind, so a different CPU or GPU model causes a warning.
 
     MFU                     FLOP/s of the training step relative to one large matmul; tolerance 10 %
     relative to conversion  crops/s of the loader relative to what no loader can avoid: converting int16 to float32 mV, with
@@ -55,7 +55,7 @@ class Measurement(NamedTuple):
 
 
 class Check(NamedTuple):
-    """A ratio: its name, a function that measures it once, and by what share it may fall below the recorded ratio."""
+    """A ratio: its name, a function that measures it once, and the share by which it may fall below the recorded ratio."""
 
     name: str
     measure: Callable[[], Measurement]
@@ -124,7 +124,7 @@ def make_checks(dataset: Path, ranks: Ranks) -> list[Check]:
 
 
 def _step_mfu(ranks: Ranks, precision: str, num_pairs: int) -> Callable[[], Measurement]:
-    """Measures a step between two matmuls; the model is built on the first call."""
+    """Returns a function that measures a step between two matmuls; its first call builds the model."""
     steps: list[TrainingStep] = []
 
     def measure_once() -> Measurement:
@@ -143,7 +143,7 @@ def _step_mfu(ranks: Ranks, precision: str, num_pairs: int) -> Callable[[], Meas
 
 
 def _loader_ratio(dataset: Path, augmentations: Mapping[str, Any], ranks: Ranks) -> Callable[[], Measurement]:
-    """Measures one second of batches, then conversions; an epoch before that warms the page cache."""
+    """Returns a function that measures one second of batches, then conversions, after an epoch to warm the page cache."""
 
     def measure_once() -> Measurement:
         config = load_config(PretrainConfig, [PRESET], [f"data.augmentations={json.dumps(augmentations)}"])
@@ -192,7 +192,7 @@ def _measure(check: Check, repeats: int) -> list[Measurement]:
 
 
 def _ratio(measurements: list[Measurement]) -> dict[str, float]:
-    """Returns the best speed over the best reference, and the range of the single ratios."""
+    """Returns the best speed over the best reference, and the range of the individual ratios."""
     single = spread([each.speed / each.reference for each in measurements])
     best = max(each.speed for each in measurements) / max(each.reference for each in measurements)
     return {"best": best, "min": single["min"], "max": single["max"], "n": single["n"]}
@@ -219,7 +219,7 @@ def _compare(checks: list[Check], record: dict[str, Any], machine: dict[str, Any
             num_problems += 1
             continue
         old = recorded[check.name]["best"]
-        # Repeated only after all other checks, so that a temporary load has had time to end.
+        # Repeated only after all checks, so that a temporary load has had time to end.
         if is_too_slow(ratio, old, check.tolerance):
             ratio = _ratio(measurements[check.name] + _measure(check, repeats))["best"]
         too_slow = is_too_slow(ratio, old, check.tolerance)

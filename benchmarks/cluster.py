@@ -1,10 +1,10 @@
-"""Measures what a run costs besides its steps: start-up, checkpoints and the latency of collectives, by number of ranks.
+"""Measures what a run costs in addition to its steps: start-up, checkpoints and latency of collectives, by number of ranks.
 
     python benchmarks/cluster.py [--crops 1000000] [--ranks 1 2 4] [--zero 1] [--device auto] [--json FILE] [key.path=value ...]
 
-Each number of ranks runs in new processes on this machine, with an empty cache folder, as the first run on a machine. The
-dataset is simulated as in data_scale.py, unless data.path is set. `report.py` predicts the costs of more ranks on several
-machines from these results; SCALING.md lists its assumptions.
+Each number of ranks runs in new processes on this machine, with an empty cache folder, like the first run on a machine. The
+dataset is simulated as in data_scale.py, unless data.path is set. From these results, `report.py` predicts the costs of more
+ranks on several machines; SCALING.md lists its assumptions.
 """
 
 import argparse
@@ -50,7 +50,7 @@ PHASES = {
     "load_seconds": "loading it",
     "hop_seconds": "small all-reduce",
 }
-"""Key of a result -> what was timed."""
+"""What was timed, by the key in a result."""
 
 
 def main() -> int:
@@ -75,7 +75,7 @@ def main() -> int:
             try:
                 spawn(_run_rank, (num_ranks, free_port(), time.time(), arguments, dataset, folder), nprocs=num_ranks)
             except ProcessExitedException as error:
-                return int(error.exit_code)  # it has said why
+                return int(error.exit_code)  # the rank has printed the error
             runs.append(json.loads((folder / "result.json").read_text()))
             shutil.rmtree(folder)
     print_environment(machine)
@@ -96,7 +96,7 @@ def _run_rank(
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     warnings.filterwarnings("ignore", category=FutureWarning)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # Connecting is timed without the imports, and without waiting for ranks that started later.
+    # Connecting is timed without the imports, and without waiting for ranks that start later.
     import_module("deepspeed")
     (folder / f"ready-{rank}").touch()
     while len(list(folder.glob("ready-*"))) < num_ranks:

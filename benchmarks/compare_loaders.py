@@ -4,12 +4,13 @@
 
 The crops of the recordings (PhysioNet 2021's layout; default: a simulated cohort) are repeated, each copy rotated in time, to
 --size-gb of int16. Every loader gets them in its own format, delivers them shuffled as float32 segments in mV, and is checked
-once: an epoch must contain each crop exactly once. Then, --rounds times in turns, each loader runs in a fresh process: time to
-the first batch, crops/s of the first epoch (from the opening on) and of later ones, CPU time, and memory of all its processes.
+once: an epoch must contain each crop exactly once. Then the loaders run in turns, --rounds times, each in a fresh process, to
+measure the time to the first batch, crops/s of the first epoch (opening included) and of later ones, CPU time, and the memory
+of all processes.
 
-On the disk the page cache is warm. With --s3, the data are uploaded below the URL (credentials and endpoint come from the
-environment), and the first epoch starts with an empty cache; with --throttle, also through a relay of so many MB/s. The other
-loaders are in the extra `bench`; those that are not installed are skipped.
+On disk, the page cache is warm. With --s3, the data are uploaded below the URL (credentials and endpoint come from the
+environment), and the first epoch starts with an empty cache; --throttle adds measurements through a relay with that many MB/s.
+The extra `bench` installs the other loaders; those that are not installed are skipped.
 """
 
 import argparse
@@ -42,14 +43,14 @@ MEASURES = (
 
 @dataclass
 class Candidate:
-    """A loader that reads from somewhere.
+    """A loader that reads from one storage.
 
     Attributes:
         loader: its name in PEERS.
-        storage: what the table calls the place.
+        storage: name of the storage in the table.
         location: folder or URL.
         throttle: MB/s of the relay, if there is one.
-        rounds: what was measured.
+        rounds: the measurements of each round.
     """
 
     loader: str
@@ -63,8 +64,8 @@ class Comparison:
     """Prepares and measures the loaders.
 
     Args:
-        arguments: of the command line.
-        scratch: folder for everything that is written.
+        arguments: the command-line arguments.
+        scratch: folder for all files.
     """
 
     def __init__(self, arguments: argparse.Namespace, scratch: Path) -> None:
@@ -77,7 +78,7 @@ class Comparison:
         self._request = {"dataset": str(self.dataset), "batch_size": arguments.batch_size, "workers": arguments.workers}
 
     def prepare(self) -> list[Candidate]:
-        """Writes every loader's data, checks what they deliver, and returns the candidates; fills :attr:`skipped`."""
+        """Writes every loader's data and checks what it delivers; returns the candidates and fills :attr:`skipped`."""
         candidates: list[Candidate] = []
         for name in self._arguments.loaders:
             try:
@@ -91,18 +92,18 @@ class Comparison:
         if missing is not None:
             self._skip(name, missing)
             return
-        own = self._scratch / "formats" / name.replace(", ", "-").replace(" ", "-")
-        own.parent.mkdir(exist_ok=True)
-        folder = Path(run_task("prepare", name, self._scratch, folder=str(own), **self._request)["folder"])
+        own_folder = self._scratch / "formats" / name.replace(", ", "-").replace(" ", "-")
+        own_folder.parent.mkdir(exist_ok=True)
+        folder = Path(run_task("prepare", name, self._scratch, folder=str(own_folder), **self._request)["folder"])
         self.bytes[name] = folder_bytes(folder)
         self._check(name, str(folder))
         yield Candidate(name, "disk", str(folder))
         if self._arguments.s3 is None:
             return
         if not PEERS[name].reads_urls:
-            self._skip(f"{name}, S3", "fetches each crop by requests of its own, again in every epoch: minutes for an epoch")
+            self._skip(f"{name}, S3", "sends separate requests for each crop, in every epoch: minutes for an epoch")
             return
-        url = f"{self._arguments.s3.rstrip('/')}/{own.name}"
+        url = f"{self._arguments.s3.rstrip('/')}/{own_folder.name}"
         try:
             run_task("upload", name, self._scratch, folder=str(folder), url=url, **self._request)
             self._check(name, url)
@@ -123,7 +124,7 @@ class Comparison:
         if found != self.digests:
             missing, other = len(set(self.digests) - set(found)), len(set(found) - set(self.digests))
             counts = f"{len(found)} crops of {len(self.digests)}, {missing} missing, {other} unknown"
-            raise PeerError(f"{name}: an epoch is not the dataset: {counts}")
+            raise PeerError(f"{name}: an epoch differs from the dataset: {counts}")
 
     def measure(self, candidate: Candidate) -> None:
         """Measures a candidate once more."""
@@ -159,24 +160,31 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
         epilog="example: python benchmarks/compare_loaders.py --size-gb 0.3 --rounds 2",
     )
     add = parser.add_argument
-    add("--recordings", type=Path, metavar="DIR", help="recordings as PhysioNet 2021 has them (default: a simulated cohort)")
+    add(
+        "--recordings",
+        type=Path,
+        metavar="DIR",
+        help="recordings in the format of PhysioNet 2021 (default: a simulated cohort)",
+    )
     add("--size-gb", type=float, default=2.0, metavar="GB", help="size of the crops, as int16 (default: %(default)s)")
     add("--loaders", type=_names, default=list(PEERS), metavar="A;B", help=f"default: {';'.join(PEERS)}")
     add("--rounds", type=int, default=5, help="measurements of each loader (default: %(default)s)")
-    add("--seconds", type=float, default=5.0, help="least duration of the later epochs (default: %(default)s)")
+    add("--seconds", type=float, default=5.0, help="minimum duration of the later epochs (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="crops per batch (default: %(default)s)")
     add("--workers", type=int, default=2, help="worker processes or threads of each loader (default: %(default)s)")
     add("--s3", metavar="URL", help="also read from below this URL, s3://bucket/prefix, which must be empty")
     add(
-        "--throttle", type=float, metavar="MB/S", help="with --s3: also through a relay of this rate; needs an http:// endpoint"
+        "--throttle", type=float, metavar="MB/S", help="with --s3: also through a relay at this rate; needs an http:// endpoint"
     )
     add("--scratch", type=Path, metavar="DIR", help="folder for all data (default: the temporary folder)")
     add("--json", type=Path, metavar="FILE", help="write the results to this file")
     arguments = parser.parse_args(words)
     if min(arguments.size_gb, arguments.rounds, arguments.seconds, arguments.batch_size, arguments.workers) <= 0:
         parser.error("--size-gb, --rounds, --seconds, --batch-size and --workers must be above 0")
+    if arguments.throttle is not None and arguments.throttle <= 0:
+        parser.error("--throttle must be above 0")
     if arguments.throttle is not None and arguments.s3 is None:
-        parser.error("--throttle limits the connection to S3: give --s3, too")
+        parser.error("--throttle limits the connection to S3: add --s3")
     if arguments.throttle is not None and not os.environ.get("AWS_ENDPOINT_URL", "").startswith("http:"):
         parser.error("--throttle needs an endpoint without TLS: set AWS_ENDPOINT_URL=http://HOST:PORT")
     return arguments
@@ -199,7 +207,7 @@ def main(words: list[str] | None = None) -> None:
         comparison = Comparison(arguments, Path(scratch))
         candidates = comparison.prepare()
         if not candidates:
-            raise ValueError("no loader can be measured: the reasons are above")
+            raise ValueError("no loader can be measured; the reasons are printed above")
         for _ in range(arguments.rounds):
             for candidate in candidates:
                 comparison.measure(candidate)

@@ -2,10 +2,10 @@
 
     python benchmarks/data_scale.py [--crops 10000000] [--datasets 100] [--ranks 4] [--folder DIR] [--json FILE]
 
-Simulates the tables of one dataset of --crops crops, and of a mixture of --datasets datasets with the same number of crops in
-all; the shards are files of one byte. One process opens them like the first run on a machine. Then all ranks of a
-second run open them at the same time and read all that they keep about the crops. Memory is the growth of the proportional set
-size, summed over the ranks, so that shared memory counts once.
+Simulates the tables of one dataset of --crops crops, and of a mixture of --datasets datasets with the same total number of
+crops; the shards are files of one byte. One process opens them, like the first run on a machine. Then all ranks of a second run
+open them at the same time and read everything that they keep about the crops. Memory is the growth of the proportional set
+size, summed over the ranks, so shared memory counts once.
 """
 
 import argparse
@@ -112,7 +112,7 @@ def write_dataset(folder: Path, num_crops: int, number: int) -> None:
 
 
 def _tables(num_crops: int, number: int) -> Iterator[pa.Table]:
-    """Yields the rows of the shards, in random order, as a build does."""
+    """Yields the rows of the shards, with crops in random order as in a build."""
     same: dict[str, list[Any]] = {
         "split": [SPLIT],
         "source": [f"corpus-{number}"],
@@ -134,21 +134,21 @@ def _tables(num_crops: int, number: int) -> Iterator[pa.Table]:
         return pc.binary_join_element_wise(prefix, pa.array(numbers).cast(pa.string()), "")
 
     for start in range(0, num_crops, CROPS_PER_SHARD):
-        own = crops[start : start + CROPS_PER_SHARD]
-        recordings = own // CROPS_PER_RECORDING
-        columns = {name: column.slice(0, len(own)) for name, column in constant.items()} | {
-            "key": text("recording-", own),
-            "shard": pa.array([f"{SPLIT}-{start // CROPS_PER_SHARD:06d}.tar"] * len(own)),
-            "offset": np.arange(len(own)) * 122_880 + 512,
+        shard_crops = crops[start : start + CROPS_PER_SHARD]
+        recordings = shard_crops // CROPS_PER_RECORDING
+        columns = {name: column.slice(0, len(shard_crops)) for name, column in constant.items()} | {
+            "key": text("recording-", shard_crops),
+            "shard": pa.array([f"{SPLIT}-{start // CROPS_PER_SHARD:06d}.tar"] * len(shard_crops)),
+            "offset": np.arange(len(shard_crops)) * 122_880 + 512,
             "recording": text("recording-", recordings),
             "patient": text("patient-", recordings // RECORDINGS_PER_PATIENT),
-            "signal_hash": text("", own),
+            "signal_hash": text("", shard_crops),
         }
         yield pa.table(columns, schema=SAMPLES_SCHEMA)
 
 
 def _run_ranks(folders: list[Path], num_ranks: int, variables: dict[str, str]) -> list[dict[str, float]]:
-    """Opens the datasets in several processes at once; returns what each measured."""
+    """Opens the datasets in several processes at once; returns the measurements of each."""
     command = [sys.executable, __file__, "--rank-of", *map(str, folders)]
     ranks = [
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | variables)
@@ -164,12 +164,12 @@ def _run_ranks(folders: list[Path], num_ranks: int, variables: dict[str, str]) -
     for rank in ranks:
         rank.communicate()
     if any(rank.returncode for rank in ranks):
-        raise RuntimeError("a rank has failed")
+        raise RuntimeError("a rank failed; its error is printed above")
     return [json.loads(line) for line in lines]
 
 
 def _run_rank(folders: list[Path]) -> None:
-    """Opens the datasets, and prints what it measured; waits for the others before and after."""
+    """Opens the datasets and prints its measurements; waits for the other ranks before and after."""
     config = _make_config(folders)
     before = _memory_mb()
     _wait("imported")

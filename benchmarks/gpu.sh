@@ -76,7 +76,7 @@ dataset=${DATASET:-$scratch/dataset}
 ecg_data='import sys; from data_tools.cli import main; sys.exit(main())'
 if [ -z "${DATASET:-}" ]; then
   part cohort 60 "$PYTHON" -c "$ecg_data" synth "$scratch/cohort" --patients "$patients" --workers "$threads"
-  # One worker, which does not need Dask: the host may lack it.
+  # One worker: the cohort is too small for several.
   part dataset 60 "$PYTHON" -c "$ecg_data" build physionet2021 "$scratch/cohort" "$dataset" --workers 1
 fi
 # Without pyproject.toml, which requires a plugin and turns warnings into errors: this host has its own versions.

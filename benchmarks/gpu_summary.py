@@ -1,4 +1,4 @@
-"""Prints the final tables of gpu.sh: the status of each part, and the main metrics of those that finished.
+"""Prints the final tables of gpu.sh: the main metrics of the finished parts, and the status of each part.
 
 python benchmarks/gpu_summary.py OUT PARTS_TSV
 """

@@ -2,7 +2,7 @@
 
     python benchmarks/loader.py [--dataset DIR] [--threads 2] [--disk 200] [--json FILE]
 
-Without --dataset, a cohort is simulated and built first; the dataset, in tar shards, is converted to zarr with each
+Without --dataset, a cohort is simulated and built first. The dataset, in tar shards, is also converted to zarr with each
 compression. The page cache is warm: every candidate reads the whole dataset once before it is measured. The candidates
 alternate in every repeat, so that other load on the machine affects all of them; the table shows median and range of the
 repeats, and the medians relative to plain webdataset on the same shards.
@@ -10,8 +10,8 @@ repeats, and the medians relative to plain webdataset on the same shards.
 Candidates: `reader` is the reader that both loaders use, which delivers raw int16 crops in shuffled order; `dali` and `torch`
 cut them into segments in mV (`crop`), mask leads (`+ RLM`) and add noise; `webdataset` is the usual pipeline (shuffle buffer of
 1,000, npy, batched) with as many worker processes as the others have threads, and delivers raw int16 crops. All read tar shards
-unless they name zarr and a compression. The last rows read through a limit of --disk MB/s for all threads together, as from a
-slow disk or network.
+unless they name zarr and a compression. The last rows are limited to --disk MB/s for all threads together, as on a slow
+disk or network.
 """
 
 import argparse
@@ -117,7 +117,7 @@ def make_webdataset(dataset: Dataset, arguments: argparse.Namespace) -> Candidat
 
 
 class SlowDisk:
-    """Limits the bytes per second that shards are read at, by all threads together; a context manager."""
+    """Limits the bytes per second that all threads together read from shards; a context manager."""
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
@@ -182,12 +182,12 @@ def make_candidates(datasets: dict[str, Dataset], arguments: argparse.Namespace,
 
 
 def data_name(data: str, dataset: str) -> str:
-    """Returns the name of what is read from a dataset."""
+    """Returns the name of a kind of data, read from one of the datasets."""
     return data if dataset == "tar" else f"{data}, {dataset}"
 
 
 def convert(dataset: Dataset, folder: Path) -> dict[str, Dataset]:
-    """Returns the dataset, in tar shards, and the same in zarr with each compression."""
+    """Returns the dataset itself, in tar shards, and converted to zarr with each compression."""
     compressions = STORES["zarr"].compressions
     converted = {f"zarr {name}": convert_dataset(dataset.path, folder / name, "zarr", name) for name in compressions}
     return {"tar": dataset} | converted

@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     try:
         return run_protocol(options) if options.protocol else _run_tables(options)
-    except KeyboardInterrupt:  # in the preparations
+    except KeyboardInterrupt:  # during the preparations
         return report_interrupt()
 
 
@@ -112,6 +112,9 @@ def _check(options: argparse.Namespace) -> tuple[list[int], list[str] | None]:
     for name in ("seeds", "workers"):
         if getattr(options, name) is not None and getattr(options, name) < 1:
             raise UserError(f"--{name} must be at least 1, got {getattr(options, name)}")
+    unknown = [name for name in options.methods or () if name not in METHODS and name not in METHODS.values()]
+    if unknown:
+        raise UserError(f"--methods: unknown method '{unknown[0]}'; known: {', '.join(METHODS)}")
     num_seeds = options.seeds or (1 if options.quick else _NUM_SEEDS)
     return list(range(1, num_seeds + 1)), options.methods or (list(QUICK_METHODS) if options.quick else None)
 
@@ -125,16 +128,20 @@ def _make_settings(options: argparse.Namespace) -> Settings:
 
 
 def _check_same(settings: Settings) -> None:
-    """Records the settings in the output folder, which must not have runs with others."""
+    """Records the settings in the output folder.
+
+    Raises:
+        UserError: the folder has runs with other settings.
+    """
     path = settings.output / _SETTINGS_FILE
-    own = json.loads(json.dumps(settings.describe()))
+    wanted = json.loads(json.dumps(settings.describe()))
     if path.is_file():
         found = json.loads(path.read_text(encoding="utf-8"))
-        differences = [key for key in own if own[key] != found.get(key)]
+        differences = [key for key in wanted if wanted[key] != found.get(key)]
         if differences:
             raise UserError(f"{settings.output}: has runs with other settings ({', '.join(differences)}): set another --output")
     else:
-        write_text(path, json.dumps(own, indent=1) + "\n")
+        write_text(path, json.dumps(wanted, indent=1) + "\n")
 
 
 def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], seeds: list[int], devices: Devices) -> None:

@@ -1,15 +1,16 @@
-"""Measures what every pre-training preset learns: its losses before and after short runs on a simulated cohort.
+"""Measures what each pre-training preset learns: its losses before and after short runs on a simulated cohort.
 
     python benchmarks/presets.py [PRESET ...] [--steps 800] [--seeds 1 2 3] [--vary KEY=VALUE ...] [--json FILE]
 
-Each preset of configs/pretrain/ trains the quickstart's tiny model on the same patients, once for each seed and variant. A
-variant is an override: by default both norms of the feature encoder for the paper's presets, and none for the official ones.
-The losses are those of held-out patients, without dropout and with the same random draws before and after. The table shows the
-contrastive losses and their chance levels; the total loss, which is in the JSON file, falls even if nothing is learned, because
-of the feature penalty. Losses of different objectives are not comparable. Nothing is timed, so the machine may be busy.
+Each preset in configs/pretrain/ trains the quickstart's tiny model on the same patients, once for each seed and variant. A
+variant is an override: by default each of the two norms of the feature encoder for the paper's presets, and none for the
+official ones. The losses are those of held-out patients, without dropout and with the same random draws before and after. The
+table shows the contrastive losses and their chance levels. The total loss, which is in the JSON file, falls even if nothing is
+learned, because of the feature penalty. Losses of different objectives are not comparable. Nothing is timed, so the machine may
+be busy.
 
-The JSON file is written after every run. Runs that it already contains are not repeated, so the same command continues after an
-interruption; other presets, variants and seeds are added.
+The JSON file is written after every run. Runs that it already contains are not repeated, so the same command resumes after an
+interruption, and further presets, variants and seeds are added to the file.
 """
 
 import argparse
@@ -128,7 +129,7 @@ def variants_of(preset: str, arguments: argparse.Namespace) -> list[str | None]:
 
 
 def read_cells(file: Path | None, config: dict[str, Any]) -> list[dict[str, Any]]:
-    """Returns the runs that a JSON file has already.
+    """Returns the runs that are already in a JSON file.
 
     Raises:
         UserError: they were made with other options.

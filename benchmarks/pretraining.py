@@ -3,7 +3,7 @@
     python benchmarks/pretraining.py --dataset DIR [--seconds 120] [--json FILE] [key.path=value ...]
 
 Starts engine/pretrain.py with the paper's preset, through the launcher if there are several GPUs, and sends SIGTERM --seconds
-after its first step; the run must then save a checkpoint. The metrics come from the run's own ``metrics.jsonl``: medians over
+after the first step; the run must then save a checkpoint. The metrics come from the run's own ``metrics.jsonl``: medians over
 its steps, without the first tenth.
 """
 
@@ -104,7 +104,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _python_path() -> str:
-    """Returns a PYTHONPATH with which the packages of this checkout are found, installed or not."""
+    """Returns a PYTHONPATH that finds the packages of this checkout, whether or not they are installed."""
     return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
 
 

@@ -1,10 +1,10 @@
-"""Writes the recorded results in benchmarks/results into the pages as tables and plots.
+"""Writes the recorded results in benchmarks/results to the pages, as tables and plots.
 
     python benchmarks/report.py            writes the pages; run it after recording
     python benchmarks/report.py --check    writes nothing; exit status 1 if a page or plot is out of date
 
-In README.md, benchmarks/README.md and docs/choosing.md it replaces the text between the lines ``<!-- results -->``
-and ``<!-- end of results -->``; SCALING.md and the plots are written as a whole.
+In README.md, benchmarks/README.md and docs/choosing.md it replaces the text between the lines ``<!-- results -->`` and
+``<!-- end of results -->``; SCALING.md and the plots are written as a whole.
 """
 
 import argparse

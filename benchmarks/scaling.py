@@ -4,11 +4,11 @@
         [--json FILE]
     deepspeed --hostfile HOSTS benchmarks/scaling.py --zero 0 1 2 3 --json FILE      all GPUs of several machines
 
-Weak scaling: each rank processes --pairs pairs, regardless of the number of ranks; NCCL on GPUs, gloo on CPUs, where every rank
-has the same number of threads (cores divided by the largest number of ranks). The traffic of a step is counted in the
+Weak scaling: each rank processes --pairs pairs, whatever the number of ranks, with NCCL on GPUs and gloo on CPUs, where every
+rank has the same number of threads (cores divided by the largest number of ranks). The traffic of a step is counted in the
 collectives of DeepSpeed and the objective, as the bytes that one rank sends around a ring; the table also shows the traffic
 that parameters and gradients require according to the ZeRO paper. The rate of a large all-reduce is measured in the same run.
-`report.py` predicts the speed of more GPUs from these results.
+From these results, `report.py` predicts the speed of more GPUs.
 """
 
 import argparse

@@ -6,12 +6,12 @@
 
 The step is the engine's own (forward, backward, all-reduce and AdamW through DeepSpeed), on random segments that are already on
 the device, so loading is not included. MFU is the rate of model FLOPs (matrix products and convolutions, forward once, backward
-twice) relative to that of one large matmul, measured alternately with the step. The matmul runs through the
-model's own kernels; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
+twice) relative to that of one large matmul, measured alternately with the step. The matmul runs through the model's own
+kernels; MFU relative to ``functional.linear``, which is slower in fp32 on a CPU, is reported too.
 
-With --breakdown the parts of the step are measured one by one and compared with their limits: the larger of FLOPs over the rate
-of the matmul and bytes over the rate of a large copy. --dataset adds the loader, which runs in parallel with the step.
---profile writes the time by kernel and a trace of three steps of the first configuration.
+With --breakdown, the parts of the step are measured one by one and compared with their limits: the larger of FLOPs divided by
+the rate of the matmul and bytes divided by the rate of a large copy. --dataset adds the loader, which runs in parallel with the
+step. --profile writes the time by kernel and a trace of three steps of the first configuration.
 """
 
 import argparse
@@ -170,7 +170,7 @@ def _roofline(config: PretrainConfig, ranks: Ranks) -> Roofline:
 
 
 def _linear_flops(config: PretrainConfig, ranks: Ranks) -> float:
-    """Returns the sum of all ranks' FLOP/s in the same matrix product by ``functional.linear``."""
+    """Returns the sum of all ranks' FLOP/s for the same matrix product through ``functional.linear``."""
     dist.barrier()
     rate = measure_peak_flops(ranks.device, DTYPES[config.train.precision], product=functional.linear)
     return float(sum(ranks.gather(rate)))

@@ -2,9 +2,10 @@
 
     python benchmarks/variants.py [--pairs 64] [--precision bf16] [--compile] [--json FILE] [key.path=value ...]
 
-Measures every implementation that the model knows, forward and backward, at the shapes of a training step, and compares it with
-the limit given by its FLOPs and bytes; attention runs once per transformer block. An implementation that has no kernel for this
-device or runs out of memory is listed with its error. The names are values of ``compute.attention`` and ``compute.positional``.
+Measures each implementation that the model offers, forward and backward, with the shapes of a training step, and compares it
+with the limit set by its FLOPs and bytes; attention runs once per transformer block. An implementation that has no kernel for
+this device, or runs out of memory, is listed with its error. The names are values of ``compute.attention`` and
+``compute.positional``.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from typing import Any, get_args
 
 import torch
 from _breakdown import measure_part
-from _common import environment, print_environment, print_table, write_json
+from _common import environment, first_line, print_environment, print_table, write_json
 from _step_parts import Call, Part
 from _steps import PRESET
 from _timing import Roofline, measure_roofline
@@ -91,7 +92,7 @@ def _measure(
     except torch.OutOfMemoryError:
         return result | {"error": "out of memory"}
     except Exception as error:  # noqa: BLE001 -- libraries raise errors of any kind; the table shows them
-        return result | {"error": str(error).splitlines()[0]}
+        return result | {"error": first_line(error)}
     limit = sum(roofline.seconds(one.flops, one.bytes) for one in (cost.forward, cost.backward))
     result |= {"limit_seconds": limit, "peak_memory_gb": peak_memory_bytes(device) / 1e9}
     return result | {"forward_seconds": cost.forward.seconds, "backward_seconds": cost.backward.seconds}

@@ -1,4 +1,4 @@
-"""The few array operations that augmentations and random numbers use.
+"""The array operations that augmentations and random numbers need.
 
 Code that uses only Python's operators and these runs on NumPy arrays, torch tensors and DALI nodes alike. NumPy is best on a
 CPU: it stays in the calling thread (torch shares operations on 2,048 numbers or more among its own threads, which belong to
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-# A NumPy array, a torch tensor, or a DALI node, whose samples take the place of the array.
+# A NumPy array, a torch tensor, or a DALI node, each of whose samples stands for one array.
 Array = Any
 
 
@@ -22,9 +22,9 @@ class WordOps:
     """Operations on words: unsigned 32-bit numbers whose arithmetic wraps. torch has them as int32, with the same bits.
 
     Attributes:
-        word: (value): a constant for arithmetic with words; a plain number could turn them into another type.
-        shift_right: (words, number of bits): a logical shift.
-        to_float: float32 of truth values or words; words from 2**31 on may be returned minus 2**32.
+        word: ``word(value)`` is a constant for arithmetic with words; a plain number could change their type.
+        shift_right: ``shift_right(words, num_bits)`` is a logical shift.
+        to_float: converts booleans or words to float32; words of 2**31 or more may come back minus 2**32.
     """
 
     word: Callable[[int], Any]
@@ -34,12 +34,12 @@ class WordOps:
 
 @dataclass(frozen=True)
 class ArrayOps(WordOps):
-    """All operations. New arrays are made on the device of the array ``like``.
+    """All operations. New arrays are on the device of the array ``like``.
 
     Attributes:
-        arange: (shape, like): words that count from 0, last dimension fastest.
-        constant: (float32 array, like): its numbers.
-        concat: (arrays, axis): one after another.
+        arange: ``arange(shape, like)`` returns words that count from 0, last dimension fastest.
+        constant: ``constant(array, like)`` converts a float32 NumPy array to an array of this kind.
+        concat: ``concat(arrays, axis)`` joins arrays along an axis.
         math: module with the functions cos, sin, log and sqrt.
     """
 
@@ -51,7 +51,7 @@ class ArrayOps(WordOps):
 
 @functools.lru_cache(maxsize=16)
 def count(shape: tuple[int, ...]) -> NDArray[np.uint32]:
-    """Returns words that count from 0, last dimension fastest; read-only."""
+    """Returns a read-only array of words that count from 0, last dimension fastest."""
     numbers = np.arange(np.prod(shape), dtype=np.uint32).reshape(shape)
     numbers.setflags(write=False)
     return numbers

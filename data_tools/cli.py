@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error(one_line(error))
         return EXIT_USAGE
     except BrokenPipeError:  # as in `ecg-data info DATASET | head`
-        sys.stdout = None  # or Python would complain on exit
+        sys.stdout = None  # otherwise Python would report the broken pipe again on exit
         return 0
     except OSError as error:
         _print_error(_describe_os_error(error, options))

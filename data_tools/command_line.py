@@ -1,4 +1,4 @@
-"""Shared by all commands: exit statuses, and errors in one line."""
+"""Shared by all commands: exit statuses and one-line errors."""
 
 import argparse
 import signal
@@ -28,7 +28,7 @@ def dataset_location(text: str) -> str | Path:
     """Parses the location of a dataset: a URL stays text, anything else is a folder.
 
     Raises:
-        argparse.ArgumentTypeError: the URL contains a password. Other errors would make argparse print it.
+        argparse.ArgumentTypeError: the URL contains a password. After any other exception, argparse would print the URL.
     """
     try:
         return parse_location(text)

@@ -4,7 +4,7 @@ A draw is a hash of (key, row, column). Rows are positions in the stream of crop
 not depend on how many ranks share a batch, and a run that resumes needs no generator state. The hash is two rounds of a
 32-bit xorshift-multiply finalizer (C. Wellons, "lowbias32", public domain constants) in wrapping arithmetic.
 
-:mod:`engine.counter_rng` has the same for torch tensors. Shapes: R rows, K columns.
+:mod:`engine.counter_rng` does the same for torch tensors. Shapes: R rows, K columns.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,9 @@ def fold_key(words: Sequence[int | str]) -> int:
     Args:
         words: non-negative integers of any size, such as the seed, and names of their purpose. Two uses of
             the same name share their numbers, so use a name in one place only.
+
+    Raises:
+        ValueError: an integer is negative.
     """
     key = _GOLDEN
     for word in words:
@@ -51,7 +54,7 @@ def fold_key(words: Sequence[int | str]) -> int:
 
 
 def _number(name: str) -> int:
-    """The code points one after another; PyTorch's compiler of 2.11 does not know ``int.from_bytes``."""
+    """Concatenates the code points; ``torch.compile`` in PyTorch 2.11 does not support ``int.from_bytes``."""
     number = 0
     for character in name:
         number = number << 8 | ord(character)
@@ -59,12 +62,12 @@ def _number(name: str) -> int:
 
 
 def fold_counter(ops: WordOps, key: Array, low: Array, high: Array) -> Array:
-    """Folds 64-bit counters, such as row numbers, given as words ``low`` and ``high``, into a key: words of their shape."""
+    """Folds 64-bit counters, such as row numbers, into a key; takes their ``low`` and ``high`` words, returns words."""
     return _lowbias32(ops, _lowbias32(ops, low ^ key) + high + ops.word(_GOLDEN))
 
 
 def random_words(ops: WordOps, row_key: Array, columns: Array) -> Array:
-    """Hashes keys from :func:`fold_counter` and columns, words whose shapes broadcast, to uniformly distributed words."""
+    """Hashes keys from :func:`fold_counter` together with columns; returns uniform words of the broadcast shape."""
     return _lowbias32(ops, _lowbias32(ops, columns + row_key) ^ row_key)
 
 
@@ -74,7 +77,7 @@ def to_uniform(ops: WordOps, words: Array) -> Array:
 
 
 def row_keys(key: int, rows: NDArray[np.int64]) -> Words:
-    """Folds row numbers into a key from :func:`fold_key`: int64 [R], not negative -> words [R]."""
+    """Folds row numbers into a key from :func:`fold_key`: non-negative int64 [R] -> words [R]."""
     low, high = (rows & _MASK).astype(np.uint32), (rows >> 32).astype(np.uint32)
     keys: Words = fold_counter(NUMPY_OPS, np.uint32(key), low, high)
     return keys

@@ -15,7 +15,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
     The data is on disk before the file gets its name, so neither a killed process nor a power cut leaves a torn file.
     """
-    # Machine and process keep two writers of the same file apart, such as a worker that was given up and its successor.
+    # Host name and process id keep apart two writers of the same file, such as an abandoned worker and its replacement.
     temporary = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}.tmp")
     try:
         with temporary.open("wb") as file:

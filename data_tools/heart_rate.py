@@ -14,7 +14,7 @@ _THRESHOLD = 0.35  # of the largest complexes
 
 
 def find_heart_rate(signal: NDArray[np.floating]) -> float | None:
-    """Returns the heart rate per minute, from the median distance of QRS complexes, or None with fewer than three.
+    """Returns the heart rate per minute, from the median interval between QRS complexes; None for fewer than three.
 
     A complex is a peak of the energy between 5 and 20 Hz, summed over the leads.
 

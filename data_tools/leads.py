@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 LEADS = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
 
-# By the number of leads, in the order of LEADS: the five combinations of the PhysioNet/CinC Challenge 2021, with which
-# the paper evaluates (Section 4); a single lead is lead I.
+# Combinations by number of leads, in the order of LEADS: the five of the PhysioNet/CinC Challenge 2021, which the paper
+# evaluates (Section 4). A single lead is lead I.
 LEAD_COMBINATIONS: dict[int, tuple[str, ...]] = {
     12: LEADS,
     6: ("I", "II", "III", "aVR", "aVL", "aVF"),
@@ -21,7 +21,7 @@ LEAD_COMBINATIONS: dict[int, tuple[str, ...]] = {
 _CANONICAL = {name.lower(): name for name in LEADS} | {f"c{number}": f"V{number}" for number in range(1, 7)}
 _CANONICAL |= {"di": "I", "dii": "II", "diii": "III", "d1": "I", "d2": "II", "d3": "III"}
 
-# What devices write around a name: "Lead I", "ECG I", "MDC_ECG_LEAD_I", "Lead I (Einthoven)".
+# Prefixes and remarks that devices add to a name: "Lead I", "ECG I", "MDC_ECG_LEAD_I", "Lead I (Einthoven)".
 _PREFIX = re.compile(r"(?:mdc[\s_:.-]+)?(?:(?:lead|ecg|ekg)[\s_:.-]+)*")
 _REMARK = re.compile(r"\s*\([^()]*\)$")
 

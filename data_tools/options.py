@@ -19,7 +19,7 @@ class Options(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_boolean(cls, value: object, info: ValidationInfo) -> object:
-        """Refuses booleans for other types: True equals 1 in Python, and YAML reads yes, no, on and off as booleans."""
+        """Refuses booleans where another type is expected: True equals 1, and YAML reads yes, no, on and off as booleans."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
             expected = "a number" if {int, float} & {annotation, *get_args(annotation)} else "another type"

@@ -1,7 +1,7 @@
 """A scratch database for operations on all crops at once, such as sorting and finding duplicates.
 
-DuckDB sorts and groups out of core, so memory does not grow with the number of crops. Ctrl-C takes effect when
-the running query ends at the latest.
+DuckDB sorts and groups out of core, so memory hardly grows with the number of crops. Ctrl-C takes effect by the time the
+running query ends.
 """
 
 import errno
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from data_tools.validation import one_line
 
-# Of memory: enough for sorting, and for tables and grouping in addition. With one thread DuckDB cuts groups
-# into too few parts to spill them, and with many each needs its share.
+# Memory limits: enough to sort, and what tables and grouping need on top. The number of threads is fixed because with one
+# thread DuckDB divides groups into too few partitions to spill them, and with many threads each needs its share of memory.
 _MEMORY_MB = 256
 _ROWS_PER_MB = 100_000
 _BATCH_ROWS = 100_000
@@ -25,7 +25,7 @@ _BATCH_ROWS = 100_000
 
 @contextmanager
 def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Opens an empty database that spills to disk what does not fit in memory, and is gone at the end.
+    """Opens an empty database that spills to disk what does not fit in memory; it is deleted when the context ends.
 
     Args:
         folder: where to spill; None for TMPDIR, or else the system's folder for large temporary files.
@@ -61,7 +61,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Runs a query and yields ``batch_rows`` rows at a time; the last batch may be shorter.
 
-    Each call has a cursor of its own, so several may be read in turns.
+    Each call has its own cursor, so the results of several calls may be read alternately.
     """
     yield from database.cursor().sql(query, params=list(parameters)).to_arrow_reader(batch_rows)
 

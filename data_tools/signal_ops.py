@@ -23,10 +23,10 @@ _MAX_DENOMINATOR = 10_000
 
 
 def resampling_ratio(sampling_rate: float) -> Fraction:
-    """Returns 500 Hz divided by a sampling rate as a fraction, exact for integer rates below 10 kHz.
+    """Returns 500 Hz divided by a sampling rate as a fraction, exact for integer rates.
 
     Raises:
-        ValueError: the rate is not positive and finite.
+        ValueError: the rate is not positive and finite, or too low to be resampled.
     """
     if not (np.isfinite(sampling_rate) and sampling_rate > 0):
         raise ValueError(f"a sampling rate must be positive and finite, got {sampling_rate} Hz")
@@ -44,7 +44,7 @@ def resampled_length(num_samples: int, sampling_rate: float) -> int:
 def resample(signal: NDArray[np.float32], sampling_rate: float) -> NDArray[np.float32]:
     """Resamples whole signals to 500 Hz, [..., T] -> [..., T'] with :func:`resampled_length` samples.
 
-    The filter is that of ``scipy.signal.resample_poly``, with linear phase; the signal is held constant beyond its ends.
+    Uses the linear-phase filter of ``scipy.signal.resample_poly``; the signal is held constant beyond its ends.
     """
     from scipy.signal import resample_poly  # slow to import and rarely needed
 

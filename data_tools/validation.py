@@ -14,15 +14,15 @@ _REPR.maxstring = _REPR.maxlong = _REPR.maxother = 2 * _MAX_LENGTH
 
 
 def one_line(error: Exception) -> str:
-    """Returns the message of an error without its line breaks."""
+    """Returns the message of an error with line breaks replaced by spaces."""
     return " ".join(str(error).split())
 
 
 def describe_validation_error(error: ValidationError, prefix: str = "") -> str:
-    """Returns the first mistake of a report, with its key, and the number of others.
+    """Describes the first of pydantic's errors, with its key, and counts the others.
 
     Args:
-        error: the report.
+        error: the errors.
         prefix: dotted key of the validated object, if it is part of a larger one.
     """
     first = error.errors()[0]

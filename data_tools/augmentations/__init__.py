@@ -1,6 +1,6 @@
-"""Augmentations, one file each; the one definition for the gallery and for training, whatever it runs on.
+"""Augmentations, one file each: a single definition for the gallery and for training, on any kind of array.
 
-To add one: a file with its class, see :mod:`data_tools.augmentations.base`, and a field of
+To add one, write a file with its class (see :mod:`data_tools.augmentations.base`) and add a field to
 :class:`AugmentationOptions`.
 """
 
@@ -18,7 +18,7 @@ from data_tools.options import Options
 
 
 class AugmentationOptions(Options):
-    """The augmentations of a run: those that are given are on, ``null`` is off.
+    """The augmentations of a run: one is on if its options are given, off if it is ``null``.
 
     They are applied in the order of the fields: first changes of the heart's signal, then noise that the electrodes pick up,
     then masks, so that masked parts are exactly zero.
@@ -48,14 +48,14 @@ class AugmentationOptions(Options):
         """Checks that every augmentation can be applied to these leads: rows of :data:`data_tools.leads.LEADS`.
 
         Raises:
-            ValueError: one cannot.
+            ValueError: an augmentation cannot.
         """
         for name, choice in self.chosen().items():
             try:
                 choice.check_leads(leads)
             except ValueError as error:
                 key = f"data.augmentations.{name}"
-                raise ValueError(f"{key} needs {error}: use more leads, or set {key}=null") from None
+                raise ValueError(f"{key} needs {error}; use more leads, or set {key}=null") from None
 
 
 def make_augmentations(options: AugmentationOptions, seed: int, leads: Sequence[int]) -> list[Augmentation]:

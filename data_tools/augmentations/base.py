@@ -36,7 +36,7 @@ def check_order(limits: tuple[float, float]) -> tuple[float, float]:
     """
     low, high = limits
     if low > high:
-        raise ValueError(f"the range [{low:g}, {high:g}] is reversed: write [{high:g}, {low:g}]")
+        raise ValueError(f"the range [{low:g}, {high:g}] is reversed; write [{high:g}, {low:g}]")
     return limits
 
 
@@ -93,12 +93,12 @@ class Noise(Augmentation):
 
     @property
     def num_waves(self) -> int:
-        """K."""
+        """Number of waves K."""
         return 1
 
     @abstractmethod
     def draw(self, segments: Segments) -> NoiseDraws:
-        """Draws what :meth:`waves` needs: int64 [S], numbers of segments in the stream -> the draws."""
+        """Draws what :meth:`waves` needs for segments, int64 [S], given by their indices in the stream."""
 
     @abstractmethod
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
@@ -114,7 +114,7 @@ class LeadScaling(Augmentation):
 
     @abstractmethod
     def draw(self, segments: Segments) -> Floats:
-        """Draws the factors: int64 [S], numbers of segments in the stream -> float32 [S, C, 1]."""
+        """Draws the factors, float32 [S, C, 1], for segments, int64 [S], given by their indices in the stream."""
 
 
 class SignalMap(Augmentation):
@@ -122,15 +122,15 @@ class SignalMap(Augmentation):
 
     @abstractmethod
     def draw(self, segments: Segments) -> tuple[NDArray[Any], ...]:
-        """Draws what :meth:`apply` needs: int64 [S], numbers of segments in the stream -> float32 or words, S first."""
+        """Draws what :meth:`apply` needs, float32 or words, S first; segments as in :meth:`Noise.draw`."""
 
     @abstractmethod
     def apply(self, ops: ArrayOps, signal: Array, *draws: Array) -> Array:
-        """Maps segments, float32 [S, C, T] mV, by their draws to a new array of the same shape."""
+        """Maps segments, float32 [S, C, T] mV, to a new array of the same shape, according to their draws."""
 
 
 def draw_words(key: int, rows: Segments, num_columns: int) -> tuple[Words, Floats]:
-    """Draws words uint32 [R, num_columns], and returns each as a draw from U(0, 1) too."""
+    """Returns random words, uint32 [R, num_columns], and the same draws as numbers from U(0, 1), float32."""
     words = random_words(NUMPY_OPS, row_keys(key, rows)[:, None], np.arange(num_columns, dtype=np.uint32))
     return words, to_uniform(NUMPY_OPS, words)
 
@@ -142,5 +142,5 @@ def draw_between(limits: tuple[float, float], uniform: NDArray[Any]) -> NDArray[
 
 
 def bernoulli(p: float, uniform: Floats) -> NDArray[np.bool_]:
-    """Whether segments are augmented: draws from U(0, 1) [S] -> [S, 1, 1, 1], true with probability p."""
+    """Returns which segments are augmented: draws from U(0, 1) [S] -> [S, 1, 1, 1], true with probability p."""
     return (uniform < p)[:, None, None, None]

@@ -5,10 +5,10 @@ n ~ U(-0.5, 0.5) mV and [t_start, t_end] "a randomly sampled span": here its len
 segment, and its start uniformly among those where it fits. Offset and span are drawn for each lead, and limb leads are not kept
 consistent, because a shift comes from the contact of a single electrode.
 
-The official code draws a span for all leads, of length N(0.2, 0.04**2) of the segment, and as offset of a lead s - u, with
-s = +1 or -1 mV by coin, and u ~ U(0, 0.25) mV for all leads: ``jump_mv: 1``, ``offset_mv: [-0.25, 0]``,
-``offset_per: segment``, ``span_normal: [0.2, 0.04]``. It does not derive limb leads again after the shift, but after the
-wander, which follows: ``consistent_limb_leads: true`` has the same effect.
+The official code draws one span for all leads, whose length is N(0.2, 0.04**2) of the segment. The offset of a lead is s - u:
+s is +1 or -1 mV, drawn for each lead, and u ~ U(0, 0.25) mV is shared by all leads. These are the options ``jump_mv: 1``,
+``offset_mv: [-0.25, 0]``, ``offset_per: segment``, ``span_normal: [0.2, 0.04]``. The official code derives the limb leads
+again only after the wander, which follows the shift: ``consistent_limb_leads: true`` has the same effect.
 """
 
 from typing import Annotated, ClassVar, Literal, Self
@@ -33,27 +33,27 @@ class BaselineShift(base.Noise):
     offset_mv: base.Range = (-0.5, 0.5)
     """Range of the offset n, mV."""
     offset_per: Literal["lead", "segment"] = "lead"
-    """Whether each lead has an offset and a span of its own, or all leads of a segment have the same (the official code)."""
+    """``lead``: each lead has its own offset and span; ``segment``: all leads of a segment share them (the official code)."""
     jump_mv: base.NonNegative = 0.0
-    """Added to or, as likely, subtracted from the offset of each lead, mV (the official code: 1)."""
+    """Added to or subtracted from the offset of each lead, with equal probability, mV (the official code: 1)."""
     span: Annotated[tuple[base.Probability, base.Probability], AfterValidator(base.check_order)] = (0.0, 1.0)
     """Range of the span's length as a fraction of the segment."""
     span_normal: tuple[base.NonNegative, base.NonNegative] | None = None
     """Mean and standard deviation of the span's length as a fraction of the segment, which is then drawn from a normal
     distribution, not uniformly from ``span`` (the official code: 0.2 and 0.04)."""
     consistent_limb_leads: bool = False
-    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II; needs one span for all leads."""
+    """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II; needs one span for all leads."""
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if self.consistent_limb_leads and self.offset_per == "lead":
-            raise ValueError("consistent_limb_leads=true needs one span for all leads: set offset_per=segment")
+            raise ValueError("consistent_limb_leads=true needs one span for all leads; set offset_per=segment")
         return self
 
     def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws offsets and spans.
 
-        The details are the spans' first samples and ends, words [S, 1, C, 1] each, or [S, 1, 1, 1] if all leads have the same.
+        The details are the spans' first samples and ends, words [S, 1, C, 1] each, or [S, 1, 1, 1] if all leads share one.
         """
         leads = noise_leads(self._leads, consistent=self.consistent_limb_leads)
         _, uniform = base.draw_words(self._key("baseline shift"), segments, 1 + 4 * leads.num_sources)

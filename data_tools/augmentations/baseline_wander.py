@@ -2,9 +2,9 @@
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = C times the sum over k = 1..K of
 a_k cos(2 pi t k df + phi_k) with K = 3, C ~ N(1, 0.5**2), a_k ~ U(0, 0.5) mV, df ~ U(0.01, 0.2) Hz, phi_k ~ U(0, 2 pi). As in
-the official code, a segment has one course, which each lead scales by its own C. There each component has a frequency of its
-own, a_k cos(2 pi t f_k + phi_k) with f_k ~ U(0.01, 0.2) Hz (``frequencies: independent``): none is above 0.2 Hz, whereas the
-multiples of df reach 0.6 Hz.
+the official code, a segment has one wave, which each lead scales by its own C. In the official code each component has its
+own frequency, a_k cos(2 pi t f_k + phi_k) with f_k ~ U(0.01, 0.2) Hz (``frequencies: independent``): none is above 0.2 Hz,
+whereas the multiples of df reach 0.6 Hz.
 """
 
 from typing import Annotated, ClassVar, Literal, Self
@@ -31,15 +31,15 @@ class BaselineWander(base.Noise):
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the amplitudes a_k, mV."""
     frequencies: Literal["harmonic", "independent"] = "harmonic"
-    """Whether component k has frequency k df (the paper), or each component a frequency of its own (the official code)."""
+    """``harmonic``: component k has frequency k df (the paper); ``independent``: each has its own (the official code)."""
     frequency_step_hz: base.NonNegativeRange = (0.01, 0.2)
-    """Range of the lowest frequency df, of which the others are multiples, or with independent frequencies of each, Hz."""
+    """Range of the lowest frequency df or, with independent frequencies, of each frequency, Hz."""
     scale_mean: float = 1.0
-    """Mean of the factor C, which is normal and drawn for each lead."""
+    """Mean of the factor C, drawn for each lead from a normal distribution."""
     scale_std: base.NonNegative = 0.5
     """Standard deviation of C."""
     consistent_limb_leads: bool = True
-    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
+    """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II."""
 
     @model_validator(mode="after")
     def _check_components(self) -> Self:
@@ -47,7 +47,7 @@ class BaselineWander(base.Noise):
         return self
 
     def draw(self, segments: base.Segments) -> base.NoiseDraws:
-        """Draws C for each lead and the components of the course.
+        """Draws C for each lead, and the components of the wave.
 
         The details are amplitudes, float32, and increments and first phases, words, [S, K, 1, 1] each.
         """
@@ -68,7 +68,7 @@ class BaselineWander(base.Noise):
         return base.NoiseDraws(weights, (amplitude, increments(frequency), phase))
 
     def waves(self, ops: ArrayOps, *details: Array) -> Array:
-        """Returns the course of the baseline, [S, 1, 1, T]."""
+        """Returns the sum of the components, [S, 1, 1, T] mV."""
         amplitude, increment, phase = details
         components = cosines(ops, increment, phase) * amplitude
         return sum((components[:, k : k + 1] for k in range(1, self.num_components)), components[:, 0:1])

@@ -14,13 +14,13 @@ MILLIVOLTS_PER_UNIT = 0.001  # crops are stored in uV
 class StageDraws(NamedTuple):
     """The random draws for a stage: noise and scalings up to and including the next map of the signal.
 
-    Scalings commute with noise, so they are one factor, the gain, that comes first; the weights of the noise before a scaling
-    are multiplied by it instead. So a masked lead is exactly zero.
+    All scalings of a stage are applied first, as one factor, the gain; the weights of noise that precedes a scaling are
+    multiplied by its factor. So a masked lead is exactly zero.
 
     Attributes:
         gain: float32 [S, C, 1]; None where there is nothing to scale, and in the first stage.
-        noises: of each noise in order.
-        map_draws: of the map; empty if there is none.
+        noises: the draws for each noise, in order.
+        map_draws: the draws for the map; empty if there is none.
     """
 
     gain: Array | None
@@ -35,6 +35,8 @@ class StageDraws(NamedTuple):
 
 
 class _Stage:
+    """Noises and scalings, in order, and the map that follows them, if any."""
+
     def __init__(self, added: Sequence[Noise | LeadScaling], mapping: SignalMap | None) -> None:
         self.added = added
         self.noises = [each for each in added if isinstance(each, Noise)]
@@ -52,7 +54,7 @@ class _Stage:
         return StageDraws(gain, tuple(noises), self.mapping.draw(segments) if self.mapping else ())
 
     def apply(self, ops: ArrayOps, signal: Array, draws: StageDraws) -> Array:
-        """Applies all but the gain."""
+        """Adds the noises and applies the map; the gain has been applied."""
         for noise, (weights, details) in zip(self.noises, draws.noises, strict=True):
             waves = noise.waves(ops, *details)
             for k in range(noise.num_waves):
@@ -66,8 +68,8 @@ class AugmentationChain:
     Shapes: S segments, C leads, T samples.
 
     Args:
-        augmentations: in that order.
-        num_leads: C.
+        augmentations: the augmentations.
+        num_leads: number of leads C.
     """
 
     def __init__(self, augmentations: Sequence[Augmentation], num_leads: int) -> None:
@@ -86,12 +88,12 @@ class AugmentationChain:
 
     @property
     def only_scales(self) -> bool:
-        """Whether the first gain is all that is applied."""
+        """Whether applying the first gain is all that there is to do."""
         (first, *others) = self._stages
         return not (first.noises or first.mapping or others)
 
     def draw(self, segments: Segments) -> tuple[Floats, tuple[StageDraws, ...]]:
-        """Draws for segments: int64 [S], their numbers in the stream.
+        """Draws for segments, int64 [S], given by their indices in the stream.
 
         Returns:
             The first gain, float32 [S, C, 1], which turns stored units into mV too, and the draws for each stage.
@@ -106,15 +108,15 @@ class AugmentationChain:
         """Applies everything but the first gain.
 
         Args:
-            ops: of the kind of array.
+            ops: operations for this kind of array.
             signal: float32 [S, C, T], stored units times the first gain; it may be overwritten.
             draws: from :meth:`draw`, as arrays of that kind.
 
         Returns:
             float32 [S, C, T] in mV.
         """
-        for stage, own in zip(self._stages, draws, strict=True):
-            if own.gain is not None:
-                signal = signal * own.gain
-            signal = stage.apply(ops, signal, own)
+        for stage, stage_draws in zip(self._stages, draws, strict=True):
+            if stage_draws.gain is not None:
+                signal = signal * stage_draws.gain
+            signal = stage.apply(ops, signal, stage_draws)
         return signal

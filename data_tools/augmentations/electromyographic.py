@@ -1,13 +1,13 @@
 """Electromyographic noise: the muscles' high-frequency noise.
 
-The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. Following the
-index, an amplitude is drawn for each sample, shared by all leads, and a normal number for each sample of each lead: no lead is
-ever quiet, as the noise's rms over a segment is 0.5 / sqrt(3) = 0.29 mV in every one. The official code draws an amplitude for
-each lead and segment (``amplitude_per: lead``), so that rms is U(0, 0.5) mV: n(t) ~ N(0, a**2).
+The paper's appendix "Visualization of ECG-specific Augmentations": n(t) ~ N(0, a_t**2) with a_t ~ U(0, 0.5) mV. As the
+index t says, an amplitude is drawn for each sample and shared by all leads, and a normal number for each sample of each lead.
+No lead is ever quiet: the rms of the noise over a segment is 0.5 / sqrt(3) = 0.29 mV in every lead. The official code draws an
+amplitude for each lead and segment (``amplitude_per: lead``), n(t) ~ N(0, a**2), so the rms is U(0, 0.5) mV.
 
-All numbers are hashes of (seed, segment, row, sample), computed where the segment is. A 32-bit word gives two normal numbers
-by the Box-Muller transform: its upper half gives the radius, in steps of 2**-16 of probability and so at most 4.9, its lower
-half the angle.
+All numbers are hashes of (seed, segment, row, sample), computed on the segment's device. The Box-Muller transform makes two
+normal numbers of a 32-bit word: the upper half gives the radius, in steps of 2**-16 of probability and so at most 4.9, the
+lower half the angle.
 """
 
 import math
@@ -36,16 +36,16 @@ class Electromyographic(base.Noise):
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the standard deviations a_t, mV."""
     amplitude_per: Literal["sample", "lead"] = "sample"
-    """Whether each sample has a standard deviation of its own, shared by all leads (the paper), or each lead, constant over the
-    segment (the official code)."""
+    """``sample``: each sample has its own standard deviation, shared by all leads (the paper); ``lead``: each lead has one,
+    constant over the segment (the official code)."""
     consistent_limb_leads: bool = True
-    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
+    """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II."""
 
     def draw(self, segments: base.Segments) -> base.NoiseDraws:
         """Draws which segments have noise, and the amplitudes of leads.
 
         The details are the key of each segment's words, a word [S, 1, 1, 1], and the amplitudes of the sources, mV float32
-        [S, 1, Q, 1], unless they are those of samples.
+        [S, 1, Q, 1], unless each sample has its own.
         """
         num_sources = noise_leads(self._leads, consistent=self.consistent_limb_leads).num_sources
         _, uniform = base.draw_words(self._key("electromyographic gate"), segments, 1 + num_sources)

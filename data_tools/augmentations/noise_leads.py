@@ -40,7 +40,7 @@ class NoiseLeads:
         self.num_sources = len(names) - len(limb) + 2 if self._derives else len(names)
 
     def mix(self, ops: ArrayOps, sources: Array) -> Array:
-        """Mixes numbers or waves of the sources, [S, K, Q, X], to those of the leads, [S, K, C, X]."""
+        """Maps weights or waves of the sources, [S, K, Q, X], to those of the leads, [S, K, C, X]."""
         if not self._derives:
             return sources
         from_i = sources[:, :, 0:1] * ops.constant(self._of_i, sources)

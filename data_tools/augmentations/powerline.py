@@ -1,10 +1,10 @@
 """Powerline noise: interference from the mains.
 
 The paper's appendix "Visualization of ECG-specific Augmentations": n(t) = sum over k = 1..K of a_k cos(2 pi t k f + phi) with
-K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). It does not say what the leads share: here the phase, while each lead
-has an amplitude of its own, after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), whose noise has one course with a
-factor for each lead. The official code draws one amplitude for all leads (``amplitude_per: segment``), and 50 or 60 Hz by coin
-(``frequencies_hz: [50, 60]``).
+K = 1, f = 50 Hz, a_k ~ U(0, 0.5) mV, phi ~ U(0, 2 pi). It does not say what the leads share. Here they share the phase, and
+each lead has its own amplitude, after Mehari and Strodthoff (https://arxiv.org/abs/2103.12676), who scale one wave by a factor
+for each lead. The official code draws one amplitude for all leads (``amplitude_per: segment``), and 50 or 60 Hz with equal
+probability (``frequencies_hz: [50, 60]``).
 """
 
 from typing import Annotated, ClassVar, Literal, Self
@@ -28,13 +28,13 @@ class Powerline(base.Noise):
     amplitude_mv: base.NonNegativeRange = (0.0, 0.5)
     """Range of the amplitudes a_k, mV."""
     amplitude_per: Literal["lead", "segment"] = "lead"
-    """Whether each lead has amplitudes of its own, or all leads of a segment have the same (the official code)."""
+    """``lead``: each lead has its own amplitudes; ``segment``: all leads of a segment share them (the official code)."""
     frequencies_hz: Annotated[tuple[base.Positive, ...], Field(min_length=1)] = (50.0,)
     """Mains frequencies f, one of which is drawn for each segment, Hz."""
     num_harmonics: Annotated[int, Field(gt=0)] = 1
     """Number of harmonics K, the mains frequency included."""
     consistent_limb_leads: bool = True
-    """Whether the noise of III, aVR, aVL and aVF follows from that of I and II."""
+    """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II."""
 
     @model_validator(mode="after")
     def _check_frequencies(self) -> Self:

@@ -1,6 +1,6 @@
 """Time mask: a span of each lead is zero.
 
-As in the official code of 3KG's views, each lead has a span of its own; one that reaches the end continues at the beginning.
+As in the official code of 3KG's views, each lead has its own span; one that reaches the end continues at the beginning.
 """
 
 from typing import ClassVar
@@ -24,7 +24,7 @@ class TimeMask(SignalMap):
     """Length of the masked span as a fraction of the segment."""
 
     def draw(self, segments: Segments) -> tuple[Words, Words]:
-        """Draws where the span of each lead begins, words [S, C, 1] in [0, T), and how long they are, words [S, 1, 1]."""
+        """Draws the first sample of each lead's span, words [S, C, 1] in [0, T), and the spans' length, words [S, 1, 1]."""
         _, uniform = draw_words(self._key("time mask"), segments, 1 + len(self._leads))
         start = np.floor(uniform[:, 1:].astype(np.float64) * SEGMENT_SAMPLES)
         length = int(SEGMENT_SAMPLES * self.fraction) * (uniform[:, 0] < self.p)

@@ -18,7 +18,7 @@ from data_tools.vcg import DOWER_OF_INVERSE, INDEPENDENT_ROWS, INVERSE_DOWER
 
 
 class VcgTransform(base.SignalMap):
-    """VCG transform: three axes as weighted sums of the independent leads, and 12 leads as weighted sums of these.
+    """VCG transform: three axes as weighted sums of the independent leads, then 12 leads as weighted sums of the axes.
 
     The sums are written out: NumPy's matrix product would share them among threads, and DALI has none.
     """
@@ -38,7 +38,7 @@ class VcgTransform(base.SignalMap):
             raise ValueError(f"all {len(LEADS)} leads, got {len(leads)}: the vectorcardiogram cannot be computed from fewer")
 
     def draw(self, segments: base.Segments) -> tuple[base.Floats, base.Floats]:
-        """Draws the matrices of the way back, [S, 3, 12, 1], and 1 where a segment stays as it is, else 0, [S, 1, 1]."""
+        """Draws the matrices from the axes to the leads, [S, 3, 12, 1], and 1 for each unchanged segment, else 0, [S, 1, 1]."""
         _, uniform = base.draw_words(self._key("vcg transform"), segments, 7)
         angles = base.draw_between(self.angle_deg, uniform[:, 1:4].astype(np.float64))
         scales = base.draw_between(self.scale, uniform[:, 4:7].astype(np.float64))

@@ -1,4 +1,4 @@
-"""Adds the crops of more recordings to a dataset, as new shards; those that exist do not change.
+"""Adds the crops of more recordings to a dataset, as new shards; existing shards do not change.
 
 Everything new is written to a folder in the dataset first: shards, then the tables with old and new rows, last the manifest.
 Then the files are moved to their places, the manifest last. An addition that is interrupted at any time resumes.
@@ -65,8 +65,9 @@ def add_recordings(
 ) -> AdditionSummary:
     """Adds the crops of recordings to a dataset, or resumes an unfinished addition.
 
-    Recordings that are in the dataset are skipped, whatever they contain now. New patients are divided like those of the build,
-    so that its fraction for validation is kept; the others, and those who share a signal with them, stay in their split.
+    Recordings that are already in the dataset are skipped, even if their files have changed. New patients are split as in the
+    build, so that the fraction for validation is kept. Patients who are already in the dataset stay in their split, and new
+    ones who share a signal with them join it.
 
     Args:
         folder: folder of the dataset.
@@ -103,17 +104,17 @@ def add_recordings(
 
 
 def _options(dataset: Dataset, recordings: InputOptions) -> BuildOptions:
-    """Returns how the dataset was built, but from other recordings.
+    """Returns the options of the dataset's build, with other recordings as input.
 
     Raises:
-        ValueError: the dataset was not built, or the options are wrong.
+        ValueError: the dataset was not made by `ecg-data build`, or the options are wrong.
     """
     built = dataset.manifest.build.options
     try:
         kept = {name: built[name] for name in ("seed", "crops_per_shard", "valid_fraction", "format")}
     except KeyError as error:
         raise BuildError(
-            f"{dataset.location}/{MANIFEST_FILE}: build.options has no {error}; only what `ecg-data build` made can be added to"
+            f"{dataset.location}/{MANIFEST_FILE}: build.options has no {error}; add only to datasets that `ecg-data build` made"
         ) from None
     return BuildOptions(
         **vars(recordings.resolve()),
@@ -125,7 +126,7 @@ def _options(dataset: Dataset, recordings: InputOptions) -> BuildOptions:
 
 
 def _remove_outdated(staging: Path, dataset: Dataset) -> None:
-    """Removes what an addition to the dataset as it was before has left behind."""
+    """Removes what an addition to an earlier version of the dataset has left behind."""
     path = staging / state.OPTIONS_FILE
     try:
         is_outdated = json.loads(path.read_bytes())["dataset"] != dataset.fingerprint
@@ -148,14 +149,14 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
     state.check_identity(wanted, state.hash_listing(files), staging, "addition", staging)
     state.remove_temporary_files(staging)
     new.mkdir(exist_ok=True)
-    own_rejected = staging / REJECTED_FILE
+    new_rejected = staging / REJECTED_FILE
     with pool as workers:
         num_chunks = stage_recordings(options, files, staging, workers)
         others = [other.open() for other in options.skip_duplicates_of]
         with make_plan(staging, num_chunks, options.valid_fraction, known=known, others=others) as plan:
             rejected = rejected_rows(files, plan, staging, num_chunks, [other.location for other in others])
-            write_groups(own_rejected, REJECTED_SCHEMA, rejected_tables(rejected))
-            reasons, plans = count_reasons(own_rejected), tuple(plans_info(dataset).plans)
+            write_groups(new_rejected, REJECTED_SCHEMA, rejected_tables(rejected))
+            reasons, plans = count_reasons(new_rejected), tuple(plans_info(dataset).plans)
             summary = AdditionSummary(dataset.path, len(files), plan.counts, *reasons, files.num_known, plans)
             if not summary.num_crops:
                 return summary
@@ -163,7 +164,7 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
             shards = list_shards(plan, new, staging, options, first_shards)
             infos = write_shards(shards, make_shard_tasks(plan, shards), write_staged_shard, workers)
     _write_samples(dataset, shards, new)
-    _write_rejected(dataset, files, own_rejected, new)
+    _write_rejected(dataset, files, new_rejected, new)
     if options.quality is not None:
         _write_quality(dataset, [quality_path(staging, chunk) for chunk in range(num_chunks)], new)
     _write_manifest(dataset, options, summary, shards, infos)
@@ -172,7 +173,7 @@ def _add(known: KnownCrops, options: BuildOptions, files: Listing, pool: Workers
 
 
 def _write_samples(dataset: Dataset, shards: Sequence[ShardId], new: Path) -> None:
-    """Writes samples.parquet, in each split the rows of the dataset and then those of the new shards."""
+    """Writes samples.parquet: for each split, the rows of the dataset, then the rows of the new shards."""
 
     def tables() -> Iterator[pa.Table]:
         for split in dataset.splits:
@@ -182,20 +183,20 @@ def _write_samples(dataset: Dataset, shards: Sequence[ShardId], new: Path) -> No
     write_groups(new / SAMPLES_FILE, SAMPLES_SCHEMA, tables())
 
 
-def _write_rejected(dataset: Dataset, files: Listing, own: Path, new: Path) -> None:
-    """Writes rejected.parquet; the new rows replace those of recordings that were rejected before and now tried again."""
+def _write_rejected(dataset: Dataset, files: Listing, new_rows: Path, new: Path) -> None:
+    """Writes rejected.parquet; rows of previously rejected recordings that were tried again are replaced."""
 
     def rows() -> Iterator[dict[str, Any]]:
         for table in read_groups(dataset.path / REJECTED_FILE):
             yield from (row for row in table.to_pylist() if row["num_crops_used"] or not files.is_new(row["path"]))
-        for table in read_groups(own):
+        for table in read_groups(new_rows):
             yield from table.to_pylist()
 
     write_groups(new / REJECTED_FILE, REJECTED_SCHEMA, rejected_tables(rows()))
 
 
 def _write_quality(dataset: Dataset, parts: Sequence[Path], new: Path) -> None:
-    """Writes quality.parquet; the new rows replace those of recordings that were rejected before and now tried again."""
+    """Writes quality.parquet; rows of previously rejected recordings that were tried again are replaced."""
     before = without_recordings(read_groups(dataset.path / QUALITY_FILE), parts)
     write_groups(new / QUALITY_FILE, QUALITY_SCHEMA, merge_quality(parts, before))
 
@@ -220,7 +221,7 @@ def _write_manifest(
     listed = [(split, (*dataset.shards(split), *(info for info in infos if info.split == split))) for split in dataset.splits]
     changes = {
         "counts": {split: _add_counts(counts, summary.counts[split]) for split, counts in manifest.counts.items()},
-        "shards": tuple(shard for _, own in listed for shard in own),
+        "shards": tuple(shard for _, of_split in listed for shard in of_split),
         "arrays": manifest.arrays | write_arrays(shards, infos),
         "tables": describe_tables(new),
         "additions": (*manifest.additions, addition),

@@ -1,6 +1,6 @@
-"""Converts a dataset to another format of shards, without loss.
+"""Converts a dataset to another shard format, without loss.
 
-Every shard becomes one shard with the same crops, so a conversion there and back gives the same bytes. An interrupted
+Every shard becomes one shard with the same crops, so converting there and back gives the same bytes. An interrupted
 conversion resumes, like a build.
 """
 
@@ -58,7 +58,7 @@ def convert_dataset(
         path: folder or URL of the dataset.
         out: folder of the new dataset; new, empty, or with an unfinished conversion of the same dataset and options.
         encoding: format of the new shards.
-        compression: name of their compression; None for the format's default.
+        compression: name of the new shards' compression; None for the format's default.
         num_workers: number of processes; None for one per CPU.
 
     Returns:
@@ -89,8 +89,8 @@ def convert_dataset(
         write_samples(shards)
         copied = [name for name in (REJECTED_FILE, QUALITY_FILE) if name in manifest.tables]
         for name in (*copied, *([] if manifest.splits is None else [manifest.splits.file])):
-            with atomic_write(out / name) as file:
-                file.write((dataset.path / name).read_bytes())
+            with (dataset.path / name).open("rb") as source, atomic_write(out / name) as copy:
+                shutil.copyfileobj(source, copy)
         changes = {
             "encoding": encoding,
             "shards": tuple(infos),
@@ -107,13 +107,13 @@ def convert_dataset(
 def _make_tasks(dataset: Dataset, out: Path, encoding: Encoding, compression: str | None) -> list[_ConversionTask]:
     tasks, start = [], 0
     for split in dataset.splits:
-        own = dataset.shards(split)
-        firsts = [dataset.manifest.first_of_part(split, number) for number in range(len(own))]
+        split_shards = dataset.shards(split)
+        firsts = [dataset.manifest.first_of_part(split, number) for number in range(len(split_shards))]
         capacities = {
-            first: max(shard.count for shard, own_first in zip(own, firsts, strict=True) if own_first == first)
+            first: max(shard.count for shard, other in zip(split_shards, firsts, strict=True) if other == first)
             for first in set(firsts)
         }
-        for number, (first, source) in enumerate(zip(firsts, own, strict=True)):
+        for number, (first, source) in enumerate(zip(firsts, split_shards, strict=True)):
             options = ShardOptions(capacities[first], compression, first)
             shard = ShardId(out, out / STAGING_FOLDER, encoding, split, number, options)
             tasks.append(_ConversionTask(dataset.path, dataset.manifest.encoding, source, start, shard))
@@ -126,7 +126,7 @@ def _convert_shard(task: _ConversionTask) -> None:
 
 
 def _check_tar(task: _ConversionTask) -> Iterator[StoredCrop]:
-    """Yields the crops of a tar shard, and checks that it could be written again from them."""
+    """Yields the crops of a tar shard, and checks that they suffice to write the same shard again."""
     with Path(os.devnull).open("wb") as nowhere:
         writer = ShardWriter(nowhere)
         for crop in _read_crops(task):

@@ -29,7 +29,7 @@ class SkipReasons:
     error: str | None = None
 
     def reasons(self, num_used: int) -> list[str]:
-        """Returns the reasons, a line each, for a recording with so many used crops."""
+        """Returns the reasons, a line each, for a recording of which ``num_used`` crops were used."""
         total = num_used + self.crops.total()
         reasons = [self.error] if self.error else []
         for category, count in self.crops.most_common():
@@ -39,7 +39,16 @@ class SkipReasons:
 
 @dataclass(frozen=True)
 class UsableCrop:
-    """A usable crop: ``start`` is its first sample at 500 Hz, ``signal`` int16 uV [12, 5000], zero after the valid samples."""
+    """A usable crop.
+
+    Attributes:
+        start: its first sample in the recording, at 500 Hz.
+        num_valid_samples: number of samples before the padding.
+        signal: int16 [12, 5000] in uV, zero after the valid samples.
+        num_clipped: number of samples that were clipped to int16.
+        num_flat_leads: number of recorded leads that are constant.
+        rms_uv: root mean square of the recorded leads, uV.
+    """
 
     start: int
     num_valid_samples: int
@@ -50,7 +59,7 @@ class UsableCrop:
 
 
 def key_prefix(source: str, recording: str) -> str:
-    """Returns the part of a key that names the recording: unique, without dots, safe in file names."""
+    """Returns the part of a key that identifies the recording: unique, without dots, safe in file names."""
     return f"{_safe(source)}-{_safe(recording)}"
 
 
@@ -63,7 +72,7 @@ def _safe(name: str) -> str:
 
 
 def crop_key(recording: Recording, crop: UsableCrop) -> str:
-    """Returns the key of a crop: that of its recording and its first sample."""
+    """Returns the key of a crop: the prefix of its recording, and its first sample."""
     return f"{key_prefix(recording.source, recording.name)}-{crop.start}"
 
 
@@ -72,8 +81,8 @@ def usable_crops(
 ) -> Iterator[tuple[Recording, UsableCrop]]:
     """Yields the usable crops of a recording and counts the others in ``skip_reasons``.
 
-    With ``quality``, crops beyond its limits are skipped too. Errors of reading become skip reasons. Errors of the consumer,
-    which writes, do not reach this generator.
+    With ``quality``, crops beyond its limits are skipped too. Errors while reading become skip reasons; errors of the
+    consumer, which writes the crops, are not raised in this generator.
     """
     try:
         recording = source.open(file)

@@ -1,4 +1,4 @@
-"""The crops that a dataset has already: what an addition has to know about them."""
+"""What an addition needs to know about the crops that are already in the dataset."""
 
 import glob
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class KnownCrops:
 
     Attributes:
         dataset: the dataset.
-        seed: seed of its split, with which patients are hashed.
+        seed: seed of the build, with which patients are hashed.
     """
 
     dataset: Dataset
@@ -43,7 +43,7 @@ class KnownCrops:
         return {split: counts.patients for split, counts in self.dataset.manifest.counts.items()}
 
     def key_prefixes(self) -> Iterator[str]:
-        """Yields that part of the crops' keys that names their recording, see :func:`data_tools.build.crops.key_prefix`."""
+        """Yields the part of the keys that identifies the recording; see :func:`data_tools.build.crops.key_prefix`."""
         for table in read_groups(self.dataset.path / SAMPLES_FILE, ["key"]):
             yield from dict.fromkeys(key.rpartition("-")[0] for key in table["key"].to_pylist())
 
@@ -65,7 +65,7 @@ class KnownCrops:
             start += len(table)
 
     def open_samples(self, database: duckdb.DuckDBPyConnection) -> None:
-        """Makes samples.parquet a view of a database."""
+        """Creates the view ``samples`` of samples.parquet in a database."""
         path = glob.escape(str(self.dataset.path / SAMPLES_FILE))
         database.read_parquet(path, file_row_number=True).create_view("samples", replace=True)
 

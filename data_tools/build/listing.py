@@ -16,13 +16,13 @@ class Listing:
     """Recordings, numbered from 0 in the order they were found.
 
     Attributes:
-        num_known: number of recordings that are in the dataset.
+        num_known: number of recordings that are already in the dataset.
 
     Args:
         path: scratch file; overwritten.
         files: the recordings.
-        limit: take only so many.
-        known: prefixes of the keys of recordings to leave out, because they are in the dataset.
+        limit: maximum number of recordings; None for all.
+        known: key prefixes of the recordings to leave out because they are already in the dataset.
 
     Raises:
         OSError: the scratch file cannot be written.
@@ -30,6 +30,7 @@ class Listing:
 
     def __init__(self, path: Path, files: Iterable[RecordingFile], limit: int | None = None, known: Iterable[str] = ()) -> None:
         path.unlink(missing_ok=True)
+        self._path = path
         with _system_errors(path), ExitStack() as stack:
             self._database = stack.enter_context(closing(sqlite3.connect(path)))
             self._write(islice(files, limit), known)
@@ -38,7 +39,7 @@ class Listing:
             stack.pop_all()
 
     def _write(self, files: Iterable[RecordingFile], known: Iterable[str]) -> None:
-        # It is not read after a crash, so it need not survive one.
+        # The file is not read after a crash, so it need not survive one.
         self._database.execute("PRAGMA journal_mode = OFF")
         self._database.execute("PRAGMA synchronous = OFF")
         self._database.execute(
@@ -83,8 +84,13 @@ class Listing:
         yield from self._select("WHERE number NOT IN (SELECT number FROM repeats) AND prefix NOT IN known ORDER BY number")
 
     def is_new(self, location: str) -> bool:
-        """Returns whether a recording at this location is listed, and not in the dataset."""
-        self._database.execute("CREATE INDEX IF NOT EXISTS by_location ON files (location)")
+        """Returns whether a recording at this location is listed, and not in the dataset.
+
+        Raises:
+            OSError: the scratch file cannot be written.
+        """
+        with _system_errors(self._path):
+            self._database.execute("CREATE INDEX IF NOT EXISTS by_location ON files (location)")
         query = "SELECT EXISTS (SELECT * FROM files WHERE location = ? AND prefix NOT IN known)"
         ((found,),) = self._database.execute(query, (os.fsencode(location),))
         return bool(found)
@@ -101,7 +107,7 @@ class Listing:
 
 @contextmanager
 def _system_errors(path: Path) -> Iterator[None]:
-    """Raises errors of the database, which are errors of its file, as OSError."""
+    """Raises errors of the database, all of which concern its file, as OSError."""
     try:
         yield
     except sqlite3.OperationalError as error:

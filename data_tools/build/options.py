@@ -1,4 +1,4 @@
-"""The options of a build: what decides the bytes of a dataset."""
+"""The options of a build: what determines the bytes of a dataset."""
 
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
@@ -11,7 +11,7 @@ from data_tools.shards.manifest import Encoding
 from data_tools.shards.stores import STORES
 from data_tools.sources import Acceptable, check_source
 
-# 6 GB. The metadata of a shard's crops are in memory while it is written or verified.
+# 6 GB. The metadata of all crops of a shard are in memory while it is written or verified.
 _MAX_CROPS_PER_SHARD = 50_000
 
 
@@ -27,7 +27,7 @@ class InputOptions:
         source: a name in :data:`data_tools.sources.SOURCES`.
         inputs: folders with recordings.
         limit: maximum number of recordings; None for all.
-        accept: what is used although it is suspicious, see :data:`data_tools.sources.protocol.Acceptable`.
+        accept: suspicious inputs to use all the same; see :data:`data_tools.sources.protocol.Acceptable`.
 
     Raises:
         ValueError: an unknown source, or a limit below 1.
@@ -57,9 +57,9 @@ class BuildOptions(InputOptions):
         crops_per_shard: number of crops per shard; the last shard of a split may have fewer.
         valid_fraction: fraction of the patients for validation.
         format: format of the shards.
-        compression: name of their compression; None for the format's default, which is none in tar.
-        quality: limits of the quality of crops; None: it is not measured.
-        skip_duplicates_of: datasets whose signals are not used again.
+        compression: name of the shards' compression; None for the format's default (tar has none).
+        quality: quality limits of crops; None to measure nothing.
+        skip_duplicates_of: datasets whose signals are left out.
     """
 
     seed: int = 0
@@ -79,7 +79,7 @@ class BuildOptions(InputOptions):
         object.__setattr__(self, "compression", choose_compression(self.format, self.compression))
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the options as in the manifest."""
+        """Returns the options as the manifest stores them."""
         names = ("limit", "seed", "crops_per_shard", "valid_fraction")
         options = {name: getattr(self, name) for name in names}
         options = {"inputs": [str(path) for path in self.inputs]} | options | format_options(self.format, self.compression)
@@ -105,12 +105,12 @@ def choose_compression(encoding: Encoding, compression: str | None) -> str | Non
 
 
 def format_options(encoding: Encoding, compression: str | None) -> dict[str, str]:
-    """Returns format and compression as in the manifest."""
+    """Returns format and compression as the manifest stores them."""
     return {"format": encoding} | ({} if compression is None else {"compression": compression})
 
 
 def identity(options: BuildOptions) -> dict[str, Any]:
-    """Returns what the bytes of a dataset depend on besides its input: the fields of ``BuildInfo``."""
+    """Returns the fields of ``BuildInfo``: all that the bytes of a dataset depend on besides its input."""
     return {"tool_version": version("ecg-engine"), "source": options.source, "options": options.as_json()}
 
 

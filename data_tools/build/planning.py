@@ -21,13 +21,13 @@ from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num
 
 _CHUNKS_PER_BATCH = 100
 
-# Crops whose signal the dataset has already. `known` is empty in a build.
+# Crops whose signal is already in the dataset. `known` is empty in a build.
 _FIND_KNOWN_REPEATS = """
     CREATE TABLE known_repeats AS
     SELECT position, recording, crops.patient, known.patient AS known_patient, known.row
     FROM crops JOIN known USING (signal_low, signal_high)
 """
-# Other signals that occur more than once. A table of its own, as joining and grouping at once take more memory.
+# Other signals that occur more than once. A separate table, because joining and grouping at once takes more memory.
 _FIND_REPEATED_SIGNALS = """
     CREATE TABLE repeated_signals AS
     SELECT signal_low, signal_high, min(position) AS original,
@@ -46,12 +46,12 @@ _FIND_ELSEWHERE = """
     SELECT position, any_value(recording) AS recording, min(dataset) AS dataset
     FROM crops JOIN other_signals USING (signal_low, signal_high) GROUP BY position
 """
-# One table, as each join takes memory.
+# One table for all of them, because each join takes memory.
 _FIND_LEFT_OUT = """
     CREATE TABLE left_out AS
     SELECT position FROM repeats UNION SELECT position FROM known_repeats UNION SELECT position FROM elsewhere
 """
-# The patients of the input, and those who share signals with them, who are in the dataset.
+# Patients who are already in the dataset: those of the input, and those who share signals with them.
 _FIND_KNOWN_PATIENTS = """
     CREATE TABLE known_patients AS
     SELECT DISTINCT patient, is_valid FROM known
@@ -107,7 +107,7 @@ class Plan:
     """Where every crop goes; made by :func:`make_plan`.
 
     Attributes:
-        counts: what each split gets; patients of whom it has crops already do not count.
+        counts: what each split gets; patients who are already in the dataset are not counted.
     """
 
     def __init__(self, database: duckdb.DuckDBPyConnection, valid_fraction: float, known: KnownCrops | None) -> None:
@@ -138,7 +138,7 @@ class Plan:
             yield np.column_stack([column.to_numpy() for column in batch.columns])
 
     def num_used(self) -> Iterator[tuple[int, int]]:
-        """Yields (recording, number of its crops that are used), sorted, without those of which none is."""
+        """Yields (recording, number of used crops) for each recording with any, sorted."""
         yield from self._read_rows("SELECT recording, count(*) FROM used GROUP BY ALL ORDER BY ALL")
 
     def repeats(self) -> Iterator[tuple[int, int, int]]:
@@ -155,11 +155,11 @@ class Plan:
             """)
 
     def in_both_splits(self) -> Iterator[tuple[int, int]]:
-        """Yields (recording, number of its crops that are not used as their patient would be in both splits), sorted."""
+        """Yields (recording, number of crops left out because their patient would be in both splits), sorted."""
         yield from self._read_rows("SELECT recording, count(*) FROM new WHERE is_in_both GROUP BY ALL ORDER BY ALL")
 
     def elsewhere(self) -> Iterator[tuple[int, int, int]]:
-        """Yields (recording, number of another dataset, number of crops whose signals that one contains), sorted."""
+        """Yields (recording, index of another dataset, number of crops whose signals that dataset contains), sorted."""
         yield from self._read_rows("SELECT recording, dataset, count(*) FROM elsewhere GROUP BY ALL ORDER BY ALL")
 
     def _read_rows(self, query: str) -> Iterator[Any]:
@@ -186,11 +186,11 @@ def make_plan(
         staging: folder of the staged chunks, and of scratch files.
         num_chunks: number of staged chunks.
         valid_fraction: fraction of the patients for validation.
-        known: the crops that the dataset has already; None for a build.
+        known: the crops that are already in the dataset; None for a build.
         others: datasets whose signals are not used.
 
     Yields:
-        The plan, which ends with the context.
+        The plan, which can be used until the context ends.
     """
     num_crops = sum(index_path(staging, chunk).stat().st_size for chunk in range(num_chunks)) // INDEX_DTYPE.itemsize
     num_crops += 0 if known is None else known.num_crops

@@ -1,4 +1,4 @@
-"""Worker processes, which a broken recording may kill or hold up without harm to the build."""
+"""Worker processes, which a broken recording may kill or stall without harming the build."""
 
 import multiprocessing
 import os
@@ -17,31 +17,31 @@ from typing import Any, TypeVar
 _Task = TypeVar("_Task")
 _Result = TypeVar("_Result")
 
-# A day with twelve leads takes seconds.
+# A 24-hour recording of twelve leads takes seconds.
 _SECONDS_PER_PART = 600.0
 # A block of twelve leads at 20 kHz takes 1.7 GB.
 _MEMORY_BYTES = 4 << 30
 _NO_PART = -1
 
 _context = multiprocessing.get_context("spawn")
-_current: "_CurrentPart | None" = None  # in a worker process, that which its parent reads
+_current: "_CurrentPart | None" = None  # set in worker processes only; the parent reads it
 
 
 def begin_part(number: int | None) -> None:
-    """Tells the pool, if this is one of its processes, which part of its task comes next; None for what belongs to no part."""
+    """Tells the pool, from one of its processes, which part of the task comes next; None for work outside of parts."""
     if _current is not None:
         _current.begin(number)
 
 
 class _CurrentPart:
-    """The part that a worker process works on, in memory shared with its parent, which a message per part would keep busy."""
+    """The part that a worker process is working on, in memory shared with its parent: messages would keep the parent busy."""
 
     def __init__(self) -> None:
         self._since = _context.RawValue("d", 0.0)
         self._number = _context.RawValue("q", _NO_PART)
 
     def begin(self, number: int | None) -> None:
-        self._since.value = time.monotonic()  # first, so that the parent never sees a part with the time of another before it
+        self._since.value = time.monotonic()  # first, so that the parent never pairs a part with the time of an earlier one
         self._number.value = _NO_PART if number is None else number
 
     @property
@@ -54,14 +54,14 @@ class _CurrentPart:
 
 @dataclass
 class _Attempt:
-    """A task, and the parts in which a process has died."""
+    """A task, and the parts during which a process has died."""
 
     task: Any
     deaths: set[int | None] = field(default_factory=set)
 
 
 class _Worker:
-    """A process and the attempt that it works on, if any."""
+    """A process, and the attempt that it is working on, if any."""
 
     def __init__(self) -> None:
         self.connection, theirs = _context.Pipe()
@@ -78,7 +78,7 @@ class _Worker:
     def begin(self, function: Callable[[Any], Any], attempt: _Attempt) -> None:
         self.attempt = attempt
         self.part.begin(None)
-        with suppress(OSError):  # if the process has died, reading from it will say so
+        with suppress(OSError):  # if the process has died, reading its answer fails too, and that is handled
             self.connection.send((function, attempt.task))
 
     def end(self) -> str:
@@ -94,8 +94,8 @@ class _Worker:
 class ProcessPool:
     """Processes that run tasks; those that die or take too long are replaced.
 
-    A task may have parts, which it announces with :func:`begin_part`. A part that a process dies in, or that takes too long, is
-    tried once more; then the task goes on as ``task.reject(part, reason)``.
+    A task may have parts, which it announces with :func:`begin_part`. A part during which the process dies, or that takes too
+    long, is tried once more; after that the task continues as ``task.reject(part, reason)``.
 
     Args:
         num_processes: number of processes.
@@ -107,7 +107,7 @@ class ProcessPool:
         self._busy: list[_Worker] = []
 
     def close(self) -> None:
-        """Ends the processes at once, which loses nothing, as they write files atomically."""
+        """Ends the processes at once; nothing is lost, because they write files atomically."""
         for worker in self._idle + self._busy:
             worker.end()
 
@@ -129,7 +129,7 @@ class ProcessPool:
                         yield from self._receive(worker, again)
                     elif worker.part.is_late():
                         again.append(self._give_up(worker, f"took longer than {_SECONDS_PER_PART:g} s"))
-        finally:  # what is still being done is of no use any more
+        finally:  # nobody takes the results of the tasks that are still running
             while self._busy:
                 self._busy.pop().end()
 
@@ -147,7 +147,7 @@ class ProcessPool:
         yield value
 
     def _give_up(self, worker: _Worker, problem: str) -> _Attempt:
-        """Ends a worker; returns the attempt for the next one, without the part if it was the second time."""
+        """Ends a worker; returns its attempt for another worker, without the current part if this was its second try."""
         self._busy.remove(worker)
         how, attempt, part = worker.end(), worker.attempt, worker.part.number
         assert attempt is not None
@@ -193,7 +193,7 @@ def _limit_memory() -> None:
 
 @contextmanager
 def _ignore_interrupts() -> Iterator[None]:
-    """Lets processes that are started meanwhile ignore Ctrl-C, because this process ends them."""
+    """Makes processes that are started in the context ignore Ctrl-C, because this process ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

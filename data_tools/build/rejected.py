@@ -1,4 +1,4 @@
-"""The recordings that a build did not use, or used only in part, with the reasons."""
+"""The recordings that a build did not use or used only in part, and why."""
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence

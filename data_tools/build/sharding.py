@@ -40,13 +40,13 @@ class ShardId:
 
     @property
     def name(self) -> str:
-        """Name of its files in the staging area, without extension."""
+        """Name of the shard's files in the staging folder, without extension."""
         return f"{self.split}-{self.number:06d}"
 
 
 @dataclass(frozen=True)
 class ShardTask:
-    """A shard to write from staged crops; ``places`` are those of :meth:`Plan.places`."""
+    """A shard to write from staged crops, whose ``places`` come from :meth:`Plan.places`."""
 
     shard: ShardId
     places: NDArray[np.int64]
@@ -70,7 +70,7 @@ def list_shards(
         out: folder of the dataset.
         staging: folder of the staged crops.
         options: the options of the build.
-        first_shards: number of shards that each split has already.
+        first_shards: number of shards that each split already has.
     """
     return [
         ShardId(out, staging, options.format, split, first + number, ShardOptions(capacity, options.compression, first))
@@ -83,8 +83,8 @@ def list_shards(
 
 def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTask]:
     """Yields a task for each shard of a plan, in the same order."""
-    for split, own in itertools.groupby(shards, lambda shard: shard.split):
-        first, *others = own
+    for split, split_shards in itertools.groupby(shards, lambda shard: shard.split):
+        first, *others = split_shards
         for shard, places in zip((first, *others), plan.places(split, first.options.capacity), strict=True):
             yield ShardTask(shard, places)
 
@@ -92,7 +92,7 @@ def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTas
 def write_shards(
     shards: Sequence[ShardId], tasks: Iterable[_Task], write: Callable[[_Task], None], workers: Workers
 ) -> list[ShardInfo]:
-    """Writes the shards that are not written yet; returns all shards."""
+    """Writes the shards that are missing; returns the manifest entries of all shards."""
     done = {shard.name for shard in shards if _entry_path(shard).exists()}
     todo = (task for task in tasks if task.shard.name not in done)
     with tqdm(total=len(shards), initial=len(done), desc="writing", unit="shard", disable=None) as bar:
@@ -102,17 +102,17 @@ def write_shards(
 
 
 def write_samples(shards: Sequence[ShardId]) -> None:
-    """Writes samples.parquet from the rows of all shards, which are written."""
+    """Writes samples.parquet from the rows of all shards, which must have been written."""
     write_groups(shards[0].out / SAMPLES_FILE, SAMPLES_SCHEMA, map(read_rows, shards))
 
 
 def read_rows(shard: ShardId) -> pa.Table:
-    """Reads the rows of samples.parquet of a shard, which is written."""
+    """Reads the rows of samples.parquet for a shard that has been written."""
     return pq.read_table(_rows_path(shard))
 
 
 def write_arrays(shards: Sequence[ShardId], infos: Sequence[ShardInfo]) -> dict[str, FileInfo]:
-    """Writes the files that describe all shards together, and flushes the names of all files of shards to disk."""
+    """Writes the files that describe all shards together, and flushes the shards' folders to disk."""
     out = shards[0].out
     arrays: dict[str, FileInfo] = {}
     for first in sorted({shard.options.first for shard in shards}):
@@ -180,5 +180,5 @@ def _read_staged(staging: Path, places: NDArray[np.int64]) -> Iterator[StoredCro
             data = os.pread(descriptor, SIGNAL_BYTES + metadata_bytes, offset)
         finally:
             os.close(descriptor)
-        assert len(data) == SIGNAL_BYTES + metadata_bytes, f"chunk {chunk} of the staging area is shorter than its index"
+        assert len(data) == SIGNAL_BYTES + metadata_bytes, f"staged chunk {chunk} is shorter than its index says"
         yield StoredCrop(memoryview(data)[:SIGNAL_BYTES], json.loads(data[SIGNAL_BYTES:]))

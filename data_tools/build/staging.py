@@ -42,9 +42,14 @@ INDEX_DTYPE = np.dtype(
 
 @dataclass(frozen=True)
 class ChunkTask:
-    """A chunk of recordings to stage; ``recordings`` are pairs (number in the build, file).
+    """A chunk of recordings to stage.
 
-    ``rejected`` are the reasons, by number, not to open some of them.
+    Attributes:
+        folder: folder of the staging files.
+        number: number of the chunk.
+        options: the options of the build.
+        recordings: pairs (number of the recording in the build, file).
+        rejected: recordings not to open, by number, with the reason.
     """
 
     folder: Path
@@ -54,13 +59,13 @@ class ChunkTask:
     rejected: dict[int, str] = field(default_factory=dict)
 
     def reject(self, recording: int, reason: str) -> Self:
-        """Returns the chunk without a recording, whose reason becomes a note."""
+        """Returns the chunk with a recording marked as rejected; the reason becomes a note."""
         return replace(self, rejected={**self.rejected, recording: reason})
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Why a recording was not used completely; ``is_skipped`` if crops were skipped, not only a part of its description."""
+    """Why a recording was not used completely; ``is_skipped``: crops were skipped, not just parts of the description."""
 
     recording: int
     reason: str
@@ -130,7 +135,7 @@ def _write_crop(file: IO[bytes], recording: Recording, crop: UsableCrop, number:
     signal = np.ascontiguousarray(crop.signal, dtype="<i2")
     signal_hash = hash_signal(signal)
     key = crop_key(recording, crop)
-    # With the source, because patients of two corpora may have the same number.
+    # Includes the source, because patients of two corpora may have the same name.
     patient = f"{recording.source}/{recording.patient}"
     metadata = {
         "key": key,

@@ -1,4 +1,4 @@
-"""The state of a build's folder: whether it may be used, whether a build is running, and which one was started."""
+"""The state of an output folder: whether it may be used, whether a build is running in it, and which one was started."""
 
 import hashlib
 import json
@@ -61,17 +61,17 @@ def hash_listing(files: Iterable[RecordingFile]) -> str:
 def check_identity(
     wanted: dict[str, Any], listing: str, staging: Path, work: str = "build", remove: Path | None = None
 ) -> None:
-    """Records the options of a new build, as in the manifest, and a hash of its input, or compares them with the unfinished.
+    """Records the options and input of a new build, or compares them with those of the unfinished build.
 
     Args:
-        wanted: the options.
+        wanted: the options, as the manifest stores them.
         listing: the hash of the input.
         staging: folder of the staged crops.
         work: what is unfinished, for messages.
         remove: what to remove to start again; None for the folder of the dataset.
 
     Raises:
-        BuildError: they differ.
+        BuildError: they differ, or the record cannot be read.
     """
     path = staging / OPTIONS_FILE
     if not path.exists():
@@ -81,14 +81,15 @@ def check_identity(
     remove = remove or out
     try:
         found = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        other = difference({**found, "listing": None}, {**wanted, "listing": None})
+        has_changed = found["listing"] != listing
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise BuildError(f"{path}: cannot be read ({one_line(error)}); remove {remove} and run the command again") from None
-    other = difference({**found, "listing": None}, {**wanted, "listing": None})
     if other:
         raise BuildError(
             f"{out}: contains an unfinished {work} with other options ({other}); repeat that command, or remove {remove}"
         )
-    if found["listing"] != listing:
+    if has_changed:
         raise BuildError(f"{out}: the input has changed since this {work} started; remove {remove} and run the command again")
 
 

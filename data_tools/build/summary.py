@@ -56,20 +56,20 @@ class AdditionSummary(_Summary):
     Attributes:
         path: folder of the dataset.
         num_recordings: recordings found in the input.
-        counts: what each split got; patients of whom it had crops do not count.
+        counts: what each split got; patients who were already in the dataset are not counted.
         rejected: number of recordings not used at all, by reason.
         partly_used: number of recordings whose signal or description was used only in part, by reason.
-        num_known: number of recordings that were in the dataset before.
-        plans: names of the plans, which do not have the new crops.
+        num_known: number of recordings that were already in the dataset.
+        plans: names of the dataset's plans, whose splits lack the new crops.
     """
 
     num_known: int = 0
     plans: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self._describe(f"{self.num_crops} new crops of 10 s", f"; in the dataset already {self.num_known}")
+        return self._describe(f"{self.num_crops} new crops of 10 s", f"; already in the dataset {self.num_known}")
 
 
 def by_reason(counts: Counter[str]) -> str:
-    """Counts in parentheses, most frequent reason first; empty if there are none."""
+    """Returns the counts in parentheses, most frequent reason first; an empty string if there are none."""
     return " (" + ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) + ")" if counts else ""

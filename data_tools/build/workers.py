@@ -31,10 +31,10 @@ class Workers:
             have this package and see the same paths.
 
     Attributes:
-        num_workers: number of workers; with a scheduler, known after entering.
+        num_workers: number of workers; with a scheduler, valid after entering.
 
     Raises:
-        ValueError: on entering, if the scheduler does not answer or has no workers.
+        ValueError: the number of workers is below 1; or, on entering, the scheduler does not respond or has no workers.
     """
 
     def __init__(self, num_workers: int | None = None, scheduler: str | None = None) -> None:
@@ -80,11 +80,11 @@ class Workers:
         self.num_workers = sum(self._client.nthreads().values())
         if not self.num_workers:
             raise ValueError(f"the Dask scheduler at {scheduler} has no workers; start some with `dask worker`")
-        # A worker that cannot unpickle a task does not answer, and would be waited for forever.
-        own = version("ecg-engine")
+        # A worker that cannot unpickle a task does not respond, so that this process would wait forever.
+        expected = version("ecg-engine")
         for worker, found in self._client.run(version, "ecg-engine", on_error="return").items():
-            if found != own:
-                raise ValueError(f"the Dask worker {worker} does not have ecg-engine {own} ({found}); install it there")
+            if found != expected:
+                raise ValueError(f"the Dask worker {worker} does not have ecg-engine {expected} ({found}); install it there")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self._stack.close()

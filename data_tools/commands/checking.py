@@ -29,7 +29,7 @@ def add_duplicates(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--min-correlation",
         type=float,
         metavar="R",
-        help="with --near: least correlation of such copies, where they overlap by 5 s or more (default: 0.95)",
+        help="with --near: minimum correlation of such copies, over an overlap of at least 5 s (default: 0.95)",
     )
 
 
@@ -56,7 +56,7 @@ def _duplicates(options: argparse.Namespace) -> int:
         if not any(found == kind for found, _, _ in counts.pairs):
             print_line(f"{kind}: no duplicates among {sum(counts.num_crops.values())} crops")
     if any(kind == "exact" and first != other for kind, first, other in counts.pairs):
-        print_line("to use each signal once, build one of two datasets with --skip-duplicates-of the other")
+        print_line("to use each signal only once, build one dataset with --skip-duplicates-of the other")
     return 0
 
 
@@ -67,7 +67,7 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
         "report",
         _report,
         "Write one HTML page about a dataset: contents, distributions, labels, quality, and examples of what was rejected and"
-        " why. It contains everything it shows and no scripts, so it can be mailed or archived.",
+        " why. The page loads nothing and has no scripts, so it can be mailed or archived.",
         "ecg-data report datasets/two -o report.html",
     )
     command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
@@ -78,7 +78,7 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
         type=int,
         default=2,
         metavar="N",
-        help="ECGs that are drawn of those used, and of each category of rejected ones (default: 2; at most 3 are kept)",
+        help="number of ECGs to draw of used crops, and of each category of rejected ones (default: 2; a build keeps 3)",
     )
 
 

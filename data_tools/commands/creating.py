@@ -60,14 +60,14 @@ def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
         help="only files whose names begin with NAME, such as training/georgia; may be repeated",
     )
     command.add_argument("--connections", type=int, default=4, metavar="N", help="files at once, 1 to 8 (default: 4)")
-    command.add_argument("--mirror", metavar="URL", help="URL of a copy of the corpus (default: its publisher's)")
+    command.add_argument("--mirror", metavar="URL", help="URL of a copy of the corpus (default: the publisher's)")
 
 
 def _download(options: argparse.Namespace) -> int:
     from data_tools.download import DownloadOptions, download_corpus
 
-    how = DownloadOptions(tuple(options.only), options.connections, options.mirror)
-    summary = download_corpus(options.corpus, options.out, how)
+    download_options = DownloadOptions(tuple(options.only), options.connections, options.mirror)
+    summary = download_corpus(options.corpus, options.out, download_options)
     for failure in summary.failures:
         print_line(failure)
     num_complete = summary.num_files - len(summary.failures)
@@ -116,8 +116,8 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
         type=dataset_location,
         default=[],
         metavar="DATASET",
-        help="leave out crops whose signals this dataset contains; may be repeated. Signals that occur twice in the input are"
-        " always used once",
+        help="leave out crops whose signals this dataset contains; may be repeated. A signal that occurs"
+        " twice in the input is always used only once",
     )
     command.add_argument(
         "--quality",
@@ -139,9 +139,9 @@ def _build(options: argparse.Namespace) -> int:
     if options.patients is not None:
         if plan is None:
             raise ValueError("--patients applies only with --splits; add --splits paper or drop --patients")
-        read_patients(options.patients)  # reports mistakes before anything slow
+        read_patients(options.patients)  # reports mistakes before the slow build
     _check_workers(options)
-    what = BuildOptions(
+    build_options = BuildOptions(
         source=options.source,
         inputs=tuple(options.inputs),
         limit=options.limit,
@@ -154,8 +154,8 @@ def _build(options: argparse.Namespace) -> int:
         skip_duplicates_of=tuple(KnownDataset.find(other) for other in options.skip_duplicates_of),
         quality=None if options.quality is None else read_limits(options.quality),
     )
-    with output_folder(options.out, what, plan, options.patients, may_exist=True) as out:
-        summary = build_dataset(what, out, num_workers=options.workers, scheduler=options.scheduler)
+    with output_folder(options.out, build_options, plan, options.patients, may_exist=True) as out:
+        summary = build_dataset(build_options, out, num_workers=options.workers, scheduler=options.scheduler)
         if summary.was_finished:
             print_line("already built with the same options; nothing to do")
         print_line(str(replace(summary, path=options.out)))
@@ -170,11 +170,11 @@ def add_add(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "add",
         _add,
-        "Add more recordings to a dataset as new shards, with the options of its build. Recordings that it has are skipped, and"
-        " patients whom it has stay in their split. The same command resumes an interrupted addition.",
+        "Add more recordings to a dataset as new shards, with the options of its build. Recordings that are already in"
+        " it are skipped, and its patients stay in their splits. The same command resumes an interrupted addition.",
         "ecg-data add datasets/two physionet2021 training/ningbo",
     )
-    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="its folder")
+    command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder of the dataset")
     _add_inputs(command)
     _add_workers(command)
     _add_accept(command)
@@ -241,7 +241,7 @@ def _add_accept(command: Parser) -> None:
 def _add_format(command: Parser, description: str, *, default: str | None) -> None:
     command.add_argument("--format", choices=["tar", "zarr"], default=default, required=default is None, help=description)
     command.add_argument(
-        "--compression", metavar="NAME", help="compression of zarr shards: pcodec (default), blosc, which is Zstandard, or none"
+        "--compression", metavar="NAME", help="compression of zarr shards: pcodec (default), blosc (Zstandard) or none"
     )
 
 
@@ -251,7 +251,7 @@ def add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
         commands,
         "convert",
         _convert,
-        "Convert a dataset to another format of shards, without loss. The same command resumes an interrupted conversion.",
+        "Convert a dataset to another shard format, without loss. The same command resumes an interrupted conversion.",
         "ecg-data convert datasets/two datasets/two-zarr --format zarr",
     )
     command.add_argument("dataset", metavar="IN", type=dataset_location, help="folder or URL of the dataset")
@@ -266,8 +266,10 @@ def _convert(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
     from data_tools.shards.manifest import MANIFEST_FILE
 
-    with output_folder(options.out, options.dataset, options.format, options.compression) as out:
-        if url_of(options.out) is not None and (out / MANIFEST_FILE).exists():  # only its upload was interrupted
+    # The content of the dataset, not its location: a conversion of what was there before must not be uploaded.
+    source = Dataset.open(options.dataset).manifest.model_dump_json()
+    with output_folder(options.out, source, options.format, options.compression) as out:
+        if url_of(options.out) is not None and (out / MANIFEST_FILE).exists():  # only the upload was interrupted
             dataset = Dataset.open(out)
         else:
             dataset = convert_dataset(options.dataset, out, options.format, options.compression, num_workers=options.workers)

@@ -16,7 +16,7 @@ Handler = Callable[[argparse.Namespace], int]
 def add_command(
     commands: "argparse._SubParsersAction[Parser]", name: str, handler: Handler, description: str, example: str
 ) -> Parser:
-    """Adds a command with its help; ``handler`` runs it and returns the exit status."""
+    """Adds a command; ``handler`` runs it and returns the exit status. The help is the description's first sentence."""
     command = commands.add_parser(
         name,
         help=description[0].lower() + description[1:].partition(".")[0],
@@ -33,7 +33,7 @@ def add_patients(command: Parser) -> None:
 
 
 def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Namespace) -> None:
-    """Adds a plan to a dataset, and prints what it contains."""
+    """Makes a plan, adds it to a dataset, and prints the counts of its splits."""
     from data_tools.shards.plans import plans_info
     from data_tools.splits.writing import split_dataset
 

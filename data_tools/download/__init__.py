@@ -14,7 +14,7 @@ from data_tools.download.archives import extract_archive
 from data_tools.download.corpora import CORPORA, Corpus
 from data_tools.download.http import Client, DownloadError
 from data_tools.download.listing import PublishedFile, PublishedList, fetch_list
-from data_tools.download.transfer import FileError, StoppedError, Transfer
+from data_tools.download.transfer import FileError, StoppedError, Transfer, part_path
 
 MAX_CONNECTIONS = 8
 DEFAULT_CONNECTIONS = 4
@@ -25,11 +25,11 @@ class DownloadOptions:
     """How to download.
 
     Attributes:
-        only: names, or beginnings of names, of the files that are wanted; empty: all.
+        only: names, or beginnings of names, of the files to download; empty for all.
         num_connections: number of files that are transferred at once, :data:`MAX_CONNECTIONS` at most.
-        mirror: address of a copy of the corpus; None: that of its publisher.
-        read_seconds: for how long a server may send nothing.
-        first_wait: seconds before a request is repeated for the first time.
+        mirror: URL of a copy of the corpus; None for the publisher's.
+        read_seconds: seconds after which a server that sends nothing counts as lost.
+        first_wait: seconds before the first retry of a request; doubled for each further one.
     """
 
     only: tuple[str, ...] = ()
@@ -44,10 +44,10 @@ class DownloadSummary:
     """The result of a download.
 
     Attributes:
-        num_files: number of files that are wanted.
-        num_new: number of those that were downloaded.
-        num_bytes: bytes of all files that are complete.
-        failures: for each incomplete file, the reason.
+        num_files: number of files that were requested.
+        num_new: number of files that were downloaded now.
+        num_bytes: total size of the complete files, bytes.
+        failures: a line for each incomplete file, with the reason.
     """
 
     num_files: int
@@ -65,7 +65,7 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
         options: how to download.
 
     Raises:
-        DownloadError: the corpus is unknown, the disk is too small, access is denied, or the server does not answer.
+        DownloadError: the corpus is unknown, the disk is too small, access is denied, or the server does not respond.
         OSError: a file cannot be written; finished files are kept.
     """
     options = options or DownloadOptions()
@@ -77,7 +77,7 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
     url = (options.mirror or corpus.url).rstrip("/")
     folder.mkdir(parents=True, exist_ok=True)
     client = Client(options.read_seconds)
-    files = fetch_list(corpus, url, folder, options.only, client)
+    files = fetch_list(corpus, url, folder, options.only, client, options.first_wait)
     num_files = sum(1 for _ in files)
     if not num_files:
         raise DownloadError(f"{url}: no file begins with {' or '.join(options.only)}")
@@ -108,15 +108,22 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
 
 
 def _check_space(corpus: Corpus, files: PublishedList, num_files: int, folder: Path, *, has_all: bool) -> int | None:
-    """Compares the free space with the size of the missing files; returns the size of all files, None if unknown."""
+    """Compares the free space with what is still to be downloaded; returns the size of all files, None if unknown.
+
+    Raises:
+        DownloadError: the disk is too small.
+    """
     num_missing, known, missing_bytes = 0, 0, 0
     has_sizes = True
     for file in files:
-        is_missing = not (folder / file.name).exists()
+        path = folder / file.name
+        is_missing = not path.exists()
         num_missing += is_missing
         has_sizes &= file.size is not None
         known += file.size or 0
-        missing_bytes += (file.size or 0) if is_missing else 0
+        if is_missing and file.size is not None:
+            part = part_path(path)
+            missing_bytes += max(0, file.size - (part.stat().st_size if part.exists() else 0))
     if not has_sizes:
         missing_bytes = int(corpus.about_gb * 1e9 * num_missing / num_files) if has_all else 0
     free = shutil.disk_usage(folder).free
@@ -143,7 +150,7 @@ def _run(
             except BaseException as error:  # noqa: BLE001 -- raised again where the outcomes are taken
                 done.put(error)
 
-    # Daemons, because one that waits for a silent server must not hold up a user's Ctrl-C; parts of files may stay anyway.
+    # Daemon threads, because one that waits for a silent server must not delay Ctrl-C; partial files may stay anyway.
     threads = [threading.Thread(target=work, name="download", daemon=True) for _ in range(num_threads)]
     for thread in threads:
         thread.start()

@@ -1,4 +1,4 @@
-"""The table of corpora that can be downloaded. To add one: a line in :data:`CORPORA`, and one in the README."""
+"""The table of corpora that can be downloaded. To add one, add a line to :data:`CORPORA` and name it in docs/datasets.md."""
 
 from typing import Literal, NamedTuple
 
@@ -8,9 +8,9 @@ class Corpus(NamedTuple):
 
     Attributes:
         publisher: "physionet": a folder with SHA256SUMS.txt; "zenodo": a record, whose description has the MD5 of each file.
-        url: of the folder or the record.
-        about_gb: size of all files, where the publisher's list has none.
-        terms: page on which its license is accepted; None if none has to be.
+        url: URL of the folder or the record.
+        about_gb: approximate size of all files in GB, for publishers whose list has no sizes.
+        terms: page on which the user must accept the license; None if there is nothing to accept.
     """
 
     publisher: Literal["physionet", "zenodo"]

@@ -1,4 +1,4 @@
-"""Requests with time limits, the user's credentials, and a name that servers can ask about."""
+"""Requests with timeouts, the user's credentials, and a User-Agent that names this package."""
 
 import os
 import threading
@@ -20,10 +20,10 @@ class Client:
     """Sends requests; each thread keeps a connection of its own.
 
     Credentials are those of the environment (for PhysioNet) or of ``~/.netrc``, each for its host only: ``requests`` does not
-    pass them on when it is redirected to another one.
+    pass them on when it is redirected to another host.
 
     Args:
-        read_seconds: for how long a server may send nothing.
+        read_seconds: seconds after which a server that sends nothing counts as lost.
     """
 
     def __init__(self, read_seconds: float = READ_SECONDS) -> None:
@@ -31,10 +31,10 @@ class Client:
         self._local = threading.local()
 
     def get(self, url: str, start: int = 0) -> requests.Response:
-        """Begins to read a file at a byte; the caller checks the status and closes the response.
+        """Requests a file from byte ``start`` on; the caller checks the status, reads the body and closes the response.
 
         Raises:
-            requests.RequestException: the server does not answer.
+            requests.RequestException: the server does not respond.
         """
         headers = {"Accept-Encoding": "identity"} | ({"Range": f"bytes={start}-"} if start else {})
         return self._session().get(
@@ -50,7 +50,7 @@ class Client:
 
 
 def _credentials(url: str) -> tuple[str, str] | None:
-    """Returns name and password for a host from the environment; without them, ``requests`` looks into ~/.netrc."""
+    """Returns the name and password for a URL's host from the environment; None: ``requests`` looks in ~/.netrc."""
     parts = urlsplit(url)
     variables = _CREDENTIALS.get(parts.hostname or "")
     if variables is None or parts.scheme != "https":

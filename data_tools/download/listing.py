@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -28,10 +29,10 @@ class PublishedFile(NamedTuple):
 
     Attributes:
         name: path in the corpus, with slashes.
-        url: where it is.
-        algorithm: of the hash.
-        digest: in hex.
-        size: in bytes; None if the list does not tell.
+        url: URL of the file.
+        algorithm: algorithm of the hash.
+        digest: hash in hex.
+        size: size in bytes; None if the list does not say.
     """
 
     name: str
@@ -47,18 +48,18 @@ class PublishedList:
     Args:
         corpus: the corpus.
         path: the copy.
-        url: of the folder or record.
-        only: names, or beginnings of names, of the files that are wanted; empty: all.
+        url: URL of the folder or record.
+        only: names, or beginnings of names, of the files to list; empty for all.
     """
 
     def __init__(self, corpus: Corpus, path: Path, url: str, only: Sequence[str] = ()) -> None:
         self._corpus, self._path, self._url, self._only = corpus, path, url, tuple(only)
 
     def __iter__(self) -> Iterator[PublishedFile]:
-        """Yields the files that are wanted.
+        """Yields the requested files.
 
         Raises:
-            DownloadError: it is not a list of files, or contains a path that leads out of the folder.
+            DownloadError: the copy is not a list of files, or contains a path that leads out of the folder.
         """
         read = _read_sums if self._corpus.publisher == "physionet" else _read_record
         try:
@@ -71,8 +72,8 @@ class PublishedList:
             raise DownloadError(f"{self._url}: its list of files cannot be read ({one_line(error)})") from None
 
 
-def fetch_list(corpus: Corpus, url: str, folder: Path, only: Sequence[str], client: Client) -> PublishedList:
-    """Fetches the list of a corpus into a folder.
+def fetch_list(corpus: Corpus, url: str, folder: Path, only: Sequence[str], client: Client, first_wait: float) -> PublishedList:
+    """Fetches the list of a corpus into a folder; retries after ``first_wait`` seconds, doubled each time.
 
     Raises:
         DownloadError: it cannot be fetched.
@@ -89,21 +90,24 @@ def fetch_list(corpus: Corpus, url: str, folder: Path, only: Sequence[str], clie
             break
         except requests.HTTPError as error:
             if error.response.status_code < 500 or attempt == _ATTEMPTS - 1:
-                raise DownloadError(f"{address}: the server answers {error.response.status_code}; try again later") from None
+                raise DownloadError(
+                    f"{address}: the server responds with {error.response.status_code}; try again later"
+                ) from None
         except requests.RequestException as error:
             if attempt == _ATTEMPTS - 1:
                 raise DownloadError(
                     f"{address}: cannot be reached ({type(error).__name__}); check the network, then run the same command again"
                 ) from None
+        time.sleep(first_wait * 2**attempt)
     return PublishedList(corpus, folder / name, url, only)
 
 
 def access_error(corpus: Corpus, url: str, status: int) -> DownloadError:
-    """Returns the error of a server that wants other credentials, or none at all."""
+    """Returns the error for a server that denies access; the user may need to accept terms or set credentials."""
     terms = "" if corpus.terms is None else f"accept the terms on {corpus.terms}, then "
     return DownloadError(
-        f"{url}: access denied ({status}); {terms}set PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or write a line for its host "
-        "into ~/.netrc"
+        f"{url}: access denied ({status}); {terms}set PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or add a line for its host "
+        "to ~/.netrc"
     )
 
 

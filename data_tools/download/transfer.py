@@ -16,7 +16,7 @@ from data_tools.files import sync
 
 MAX_FILE_BYTES = 1 << 36
 _CHUNK = 1 << 18
-_MAX_FAILURES = 6  # without a byte in between
+_MAX_FAILURES = 6  # in a row, without any byte received
 _MAX_WRONG = 3
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0
 _CONTENT_RANGE = re.compile(r"bytes (?P<start>\d+)-\d+/(?:\d+|\*)")
@@ -38,9 +38,8 @@ class Transfer:
         folder: the folder.
         client: sends the requests.
         stop: once set, transfers end.
-        on_bytes: is called with the number of bytes of each part of a file that has arrived, and with the negative number of
-            those that are given up.
-        first_wait: seconds before a request is repeated for the first time.
+        on_bytes: called with the number of bytes that have arrived, or with a negative number if arrived bytes are discarded.
+        first_wait: seconds before the first retry of a request; doubled for each further one.
     """
 
     def __init__(
@@ -60,8 +59,8 @@ class Transfer:
         """Downloads a file, or the rest of it; returns False if it was already complete.
 
         Raises:
-            FileError: the server does not have it, or not as it was published, or another file has its name.
-            DownloadError: access is denied, or the server does not answer.
+            FileError: the server does not have the file or sends other content, or another file has its name.
+            DownloadError: access is denied, or the server does not respond.
             StoppedError: the user has interrupted the download.
             OSError: it cannot be written.
         """
@@ -74,7 +73,7 @@ class Transfer:
                 self._on_bytes(path.stat().st_size)
                 return False
             raise FileError(f"{file.name}: already exists, but differs from the published file; move it away to download it")
-        part = path.with_name(f".{path.name}.part")
+        part = part_path(path)
         if part.is_symlink():
             part.unlink()
         self._on_bytes(part.stat().st_size if part.exists() else 0)
@@ -84,7 +83,7 @@ class Transfer:
         return True
 
     def _fetch_part(self, file: PublishedFile, part: Path) -> None:
-        """Downloads until the hash is the published one; a file that was put together from two answers gets more chances."""
+        """Downloads until the hash is the published one; a file assembled from several responses is tried again."""
         for attempt in range(_MAX_WRONG):
             is_whole = self._fetch_rest(file, part)
             if _has_digest(part, file):
@@ -95,7 +94,7 @@ class Transfer:
                 raise FileError(f"{file.name}: the {file.algorithm.upper()} differs from the published one; try again later")
 
     def _fetch_rest(self, file: PublishedFile, part: Path) -> bool:
-        """Downloads the rest; returns whether all of it came in one answer."""
+        """Downloads the rest; returns whether the whole file came in one response."""
         num_failures, wait = 0, self._first_wait
         while True:
             start = part.stat().st_size if part.exists() else 0
@@ -108,7 +107,7 @@ class Transfer:
                 num_failures += 1
                 if num_failures == _MAX_FAILURES:
                     raise DownloadError(
-                        f"{file.url}: the server does not answer ({_reason(error)}); run the same command again later to resume"
+                        f"{file.url}: the server does not respond ({_reason(error)}); run the same command later to resume"
                     ) from None
                 self._pause(max(wait, error.seconds if isinstance(error, _BusyError) else 0))
                 wait = min(2 * wait, _LONGEST_WAIT)
@@ -116,17 +115,17 @@ class Transfer:
                 return first == 0
 
     def _request(self, file: PublishedFile, part: Path, start: int) -> int:
-        """Appends an answer to the part; returns the byte at which the answer began."""
+        """Appends a response to the part; returns the byte at which the response began."""
         with self._client.get(file.url, start) as response:
             status = response.status_code
             if status in {401, 403}:
                 raise access_error(self._corpus, file.url, status)
-            if status == 416 and start:  # nothing is missing, or the file has become shorter: the hash will tell
+            if status == 416 and start:  # nothing is missing, or the file on the server is shorter: the hash shows which
                 return start
             if status in {408, 425, 429} or status >= 500:
                 raise _BusyError(status, response.headers.get("Retry-After", ""))
             if status not in {200, 206}:
-                raise FileError(f"{file.name}: the server answers {status}; try again later")
+                raise FileError(f"{file.name}: the server responds with {status}; try again later")
             match = _CONTENT_RANGE.match(response.headers.get("Content-Range", "")) if status == 206 else None
             if match is None or int(match["start"]) != start:
                 if status == 206:
@@ -142,7 +141,7 @@ class Transfer:
         self, file: PublishedFile, response: requests.Response, write: Callable[[bytes], object], position: int
     ) -> None:
         limit = MAX_FILE_BYTES if file.size is None else file.size
-        # Written as it arrives: a whole chunk would be lost with the connection.
+        # Written as it arrives: with larger reads, a lost connection would lose more.
         while chunk := response.raw.read1(_CHUNK):
             if self._stop.is_set():
                 raise StoppedError
@@ -158,11 +157,16 @@ class Transfer:
 
 
 class _BusyError(Exception):
-    """The server asks to come back later."""
+    """The server asks for the request to be repeated later."""
 
     def __init__(self, status: int, retry_after: str) -> None:
         super().__init__(str(status))
         self.seconds = min(float(retry_after), 300) if retry_after.isdecimal() else 0
+
+
+def part_path(path: Path) -> Path:
+    """Returns the hidden file that holds the bytes received so far, until the file is complete."""
+    return path.with_name(f".{path.name}.part")
 
 
 def _reason(error: Exception) -> str:

@@ -21,7 +21,7 @@ class Similarity(NamedTuple):
 
     Attributes:
         correlation: normalized cross-correlation over all leads, without the baseline.
-        shift: sample of the other crop's beginning in this crop; negative if the other begins earlier.
+        shift: sample of this crop at which the other crop begins; negative if the other begins earlier.
         overlap: number of samples that both contain.
         scale: factor by which the other crop is larger.
     """
@@ -40,7 +40,7 @@ def compare(crop: NDArray[np.int16], other: NDArray[np.int16]) -> Similarity:
         other: int16 [C, T'] in uV, the same leads.
 
     Returns:
-        Their similarity where they overlap by 5 s or more; a correlation of 0 if they cannot, or if a crop is flat.
+        Their similarity over an overlap of 5 s or more; the correlation is 0 if a crop is flat or too short for that.
     """
     is_flat = (np.ptp(crop, axis=1) == 0) | (np.ptp(other, axis=1) == 0)
     if is_flat.all() or min(crop.shape[1], other.shape[1]) < _MIN_OVERLAP:
@@ -55,7 +55,7 @@ def compare(crop: NDArray[np.int16], other: NDArray[np.int16]) -> Similarity:
 
 
 def _normalize(signal: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Removes the baseline and makes leads equally large, [C, T]."""
+    """Removes the baseline, and scales each lead to a root mean square of 1, [C, T]."""
     flat = signal - centered_average(signal, _BASELINE)
     rms = np.sqrt(np.square(flat).mean(axis=1, keepdims=True))
     normalized: NDArray[np.float64] = flat / np.where(rms > 0, rms, 1)
@@ -70,7 +70,7 @@ def _correlate(
     shifts = np.arange(min_overlap - other_length, length - min_overlap + 1)
     size = 1 << (length + other_length - 1).bit_length()
     product = (np.fft.rfft(signal, size) * np.fft.rfft(other, size).conj()).sum(axis=0)
-    sums = np.fft.irfft(product, size)[shifts]  # negative shifts are at the end
+    sums = np.fft.irfft(product, size)[shifts]  # irfft puts negative shifts at the end
     start, stop = np.maximum(shifts, 0), np.minimum(shifts + other_length, length)
     energy, other_energy = (np.concatenate([[0.0], np.cumsum(np.square(part).sum(axis=0))]) for part in (signal, other))
     energies = (energy[stop] - energy[start]) * (other_energy[stop - shifts] - other_energy[start - shifts])

@@ -48,8 +48,8 @@ DUPLICATES_SCHEMA = pa.schema(
 _CROPS_AT_ONCE = 64
 _NAMED_AT_ONCE, _COMPARED_AT_ONCE = 20_000, 1000  # pairs
 _ENTRY_SCHEMA = pa.schema([("fingerprint", pa.uint64()), ("position", pa.int64())])
-_FINGERPRINTS_PER_CROP = 40  # about
-# A fingerprint of many crops, such as that of a test signal, makes pairs of neighbors only.
+_FINGERPRINTS_PER_CROP = 40  # approximately, to estimate memory
+# Crops that share a fingerprint with many others, such as test signals, are paired only with the next few.
 _NEIGHBORS = 8
 _DATASET_BIT = 40  # of a position: number of the dataset << 40 | row
 
@@ -103,10 +103,10 @@ class DuplicateSearch:
 
     Args:
         datasets: the datasets, each once.
-        min_correlation: near duplicates are correlated at least so much; None: they are not searched.
+        min_correlation: minimum correlation of near duplicates; None to find only exact ones.
 
     Attributes:
-        counts: what was found, complete when :meth:`find` has ended.
+        counts: what was found so far; complete when :meth:`find` is exhausted.
 
     Raises:
         ValueError: a dataset is given twice, or the correlation is not between 0 and 1.
@@ -222,10 +222,10 @@ class DuplicateSearch:
 
 
 def _read_pairs(database: duckdb.DuckDBPyConnection, pairs: str, num_at_once: int) -> Iterator[pa.Table]:
-    """Yields pairs of crops of a table with their rows of the view ``samples``, in order.
+    """Yields the pairs of crops in a table, in order, with their rows of the view ``samples``.
 
     Yields:
-        Columns ``one`` and ``two``, structs.
+        Tables with the struct columns ``one`` and ``two``.
     """
     for batch in read_batches(database, f"SELECT position, other FROM {pairs} ORDER BY ALL", batch_rows=num_at_once):  # noqa: S608
         database.register("batch", batch)
@@ -239,5 +239,5 @@ def _make_entries(signals: NDArray[np.int16], rows: pa.RecordBatch, position: in
     found = []
     for signal, num_valid, leads in zip(signals, rows["num_valid_samples"].to_pylist(), rows["leads"].to_pylist(), strict=True):
         found.append(fingerprints(signal[:, :num_valid], [row for row, lead in enumerate(LEADS) if lead in leads]))
-    positions = np.repeat(np.arange(position, position + len(found)), [len(own) for own in found])
+    positions = np.repeat(np.arange(position, position + len(found)), [len(part) for part in found])
     return pa.record_batch([np.concatenate(found), positions], schema=_ENTRY_SCHEMA)

@@ -1,4 +1,4 @@
-"""Labels of recordings: which classes there are, and the label of each crop of a dataset.
+"""Labels of recordings: the classes, and the label of each crop of a dataset.
 
 definition.py  LabelDefinition, which travels with a model; Labels, the values; Labeler, where they come from
 codes.py       labels from the codes in a dataset

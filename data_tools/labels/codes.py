@@ -15,9 +15,10 @@ from data_tools.labels.definition import LabelDefinition, Labels
 
 @dataclass(frozen=True)
 class CodeLabeler:
-    """Labels from the codes that a dataset holds; a crop without any code has no label, since nobody has looked.
+    """Labels from the codes in a dataset.
 
-    A crop whose codes belong to no class has a label: none of the classes is true.
+    A crop without codes has no label, because nobody may have examined it. A crop whose codes belong to no class has a label:
+    no class is true.
 
     Attributes:
         definition: multilabel, with codes.
@@ -31,16 +32,16 @@ class CodeLabeler:
 
 
 def encode_codes(definition: LabelDefinition, codes: pa.ChunkedArray) -> Labels:
-    """Returns the labels of samples with some codes.
+    """Returns the labels of samples, given their codes.
 
     Args:
         definition: multilabel, with codes.
-        codes: lists of strings, [N]; unknown ones are of no class.
+        codes: lists of strings, [N]; codes that the definition does not have are ignored.
     """
     assert definition.kind == "multilabel", definition.kind
     assert definition.codes is not None
     lists = codes.combine_chunks() if isinstance(codes, pa.ChunkedArray) else codes
-    known = [(code, number) for number, own in enumerate(definition.codes) for code in own]
+    known = [(code, number) for number, class_codes in enumerate(definition.codes) for code in class_codes]
     class_of = np.array([number for _, number in known] + [-1])
     places = pc.index_in(pc.list_flatten(lists), value_set=pa.array([code for code, _ in known], pa.string()))
     numbers: NDArray[np.int64] = class_of[pc.fill_null(places, len(known)).to_numpy(zero_copy_only=False)]

@@ -32,10 +32,10 @@ class LabelDefinition(BaseModel):
     """The meaning of a model's outputs, in their order. It is stored with the model.
 
     Attributes:
-        name: of the scheme, such as "cinc2021" or the column of a table.
+        name: name of the scheme, such as "cinc2021" or the column of a table.
         kind: see :data:`Kind`.
-        classes: their names, in the order of the outputs; of a regression the names of its targets.
-        codes: for each class the codes that count as it, as in samples.parquet.
+        classes: names of the classes, or of the targets of a regression, in the order of the outputs.
+        codes: for each class, the codes in samples.parquet that stand for it.
         thresholds: for each class, the lowest probability at which it is predicted; chosen on a validation set.
     """
 
@@ -57,9 +57,9 @@ class LabelDefinition(BaseModel):
         if self.kind == "multiclass" and len(self.classes) < 2:
             raise ValueError("kind 'multiclass' needs two or more classes")
         if self.codes is not None:
-            flat = [code for own in self.codes for code in own]
+            flat = [code for class_codes in self.codes for code in class_codes]
             if len(self.codes) != len(self.classes) or not all(self.codes) or len(set(flat)) < len(flat):
-                # A class above others, such as a superclass, has codes of its own; no code belongs to two classes.
+                # No code belongs to two classes, so a superclass needs codes that its subclasses do not have.
                 raise ValueError("'codes' must list one or more codes for each class, each code only once")
         if self.thresholds is not None:
             if self.kind not in {"multilabel", "binary"}:
@@ -78,14 +78,14 @@ class LabelDefinition(BaseModel):
 
     @classmethod
     def from_json(cls, content: object, where: str) -> "LabelDefinition":
-        """Reads what :meth:`to_json` returned.
+        """Restores a definition from :meth:`to_json`.
 
         Args:
             content: parsed JSON.
             where: the file, for messages.
 
         Raises:
-            LabelError: not such a definition.
+            LabelError: the content is not a valid definition.
         """
         try:
             return cls.model_validate(content)
@@ -98,10 +98,10 @@ class Labels:
     """The labels of samples.
 
     Attributes:
-        definition: what they mean.
-        values: multilabel and binary: float32 [N, C] of 0 and 1; multiclass: int64 [N], numbers of classes; regression:
+        definition: meaning of the labels.
+        values: multilabel and binary: float32 [N, C] of 0 and 1; multiclass: int64 [N], class indices; regression:
             float32 [N, C]. Where there is no label: 0, -1 and NaN.
-        is_labeled: bool [N].
+        is_labeled: bool [N], whether each sample has a label.
     """
 
     definition: LabelDefinition
@@ -112,7 +112,7 @@ class Labels:
         return len(self.is_labeled)
 
     def take(self, rows: NDArray[np.int64]) -> "Labels":
-        """Returns the labels of some rows, [n]; a negative row has no label."""
+        """Returns the labels of some rows, int64 [n]; a negative row has no label."""
         is_known = rows >= 0
         if not len(self):
             assert not is_known.any()
@@ -133,18 +133,14 @@ class Labels:
 
     @classmethod
     def concatenate(cls, parts: Sequence["Labels"]) -> "Labels":
-        """Joins the labels of one or more parts of the samples, which have the same definition."""
+        """Joins labels of the same definition, one or more parts."""
         assert all(part.definition == parts[0].definition for part in parts)
         values = np.concatenate([part.values for part in parts])
         return cls(parts[0].definition, values, np.concatenate([part.is_labeled for part in parts]))
 
 
 class Labeler(Protocol):
-    """Gives samples their labels.
-
-    Attributes:
-        definition: of the labels.
-    """
+    """Assigns labels to samples."""
 
     @property
     def definition(self) -> LabelDefinition:

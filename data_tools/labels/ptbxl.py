@@ -1,4 +1,4 @@
-"""The statements of PTB-XL, as they are grouped in the corpus's scp_statements.csv.
+"""The statements of PTB-XL, grouped as in the corpus's scp_statements.csv.
 
 https://physionet.org/content/ptb-xl/1.0.3/. The six levels are those of the benchmark of Strodthoff et al. 2021, "Deep Learning
 for ECG Analysis: Benchmarks and Insights from PTB-XL".
@@ -55,13 +55,13 @@ PTBXL_LEVELS: Final = ("all", "diagnostic", "subdiagnostic", "superdiagnostic", 
 
 def _groups(level: str) -> Mapping[str, list[str]]:
     """Returns the statements of each class of a level."""
-    subclasses = {name: codes.split() for own in _DIAGNOSTIC.values() for name, codes in own.items()}
+    subclasses = {name: codes.split() for group in _DIAGNOSTIC.values() for name, codes in group.items()}
     diagnostic = [code for codes in subclasses.values() for code in codes]
     match level:
         case "subdiagnostic":
             return subclasses
         case "superdiagnostic":
-            return {name: " ".join(own.values()).split() for name, own in _DIAGNOSTIC.items()}
+            return {name: " ".join(group.values()).split() for name, group in _DIAGNOSTIC.items()}
         case _:
             codes = {"all": {*diagnostic, *_FORM, *_RHYTHM}, "diagnostic": diagnostic, "form": _FORM, "rhythm": _RHYTHM}
             return {code: [code] for code in codes[level]}
@@ -88,13 +88,13 @@ def ptbxl(level: str) -> LabelDefinition:
 def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.0) -> LabelTable:
     """Reads the labels of ptbxl_database.csv, keyed by ecg_id, which is part of the recordings' names.
 
-    A statement counts whatever its likelihood, as in the benchmark (0 means unknown). A recording without a statement of the
-    level has no label, and is left out there too.
+    By default a statement counts whatever its likelihood (0 means unknown), as in the benchmark. A recording without a
+    statement of the level has no label; the benchmark leaves it out too.
 
     Args:
-        path: of ptbxl_database.csv.
+        path: path of ptbxl_database.csv.
         level: see :func:`ptbxl`.
-        min_likelihood: statements below it, in percent, do not count.
+        min_likelihood: lowest likelihood, in percent, of the statements that count.
 
     Raises:
         LabelError: an unknown level, or a file that is not PTB-XL's.

@@ -4,8 +4,8 @@
     E07500,60-80,1                  read_label_table(path, "binary", ["af"])
 
 A column ``key`` holds keys of crops; else a column ``recording`` names recordings, all of whose crops get the label, with a
-column ``source`` where two sources have recordings of the same name; else a column ``ecg_id`` holds PTB-XL's numbers of
-recordings. An empty cell is no label.
+column ``source`` where two sources have recordings of the same name; else a column ``ecg_id`` holds the recordings' numbers
+in PTB-XL. An empty cell means no label.
 
 Legend: N rows, C columns of labels.
 """
@@ -37,10 +37,10 @@ class LabelTable:
 
     Attributes:
         path: the file, for messages.
-        keyed_by: the column, or columns, that the keys are from.
-        keys: [N], each once.
+        keyed_by: name of the key column, or of several joined by "/".
+        keys: [N] strings, each once.
         labels: [N].
-        keys_of: returns the key of each row of samples.parquet, null where it can have none.
+        keys_of: returns the key of each row of samples.parquet, null where there is none.
     """
 
     path: str
@@ -62,14 +62,15 @@ class LabelTable:
         """Checks that the keys are in the datasets, in any split.
 
         Args:
-            datasets: in which to look.
-            allow_unmatched: whether some may be in no dataset, as where only a part of a corpus was built.
+            datasets: the datasets to search.
+            allow_unmatched: whether some keys may be in no dataset, for example if only a part of a corpus was built.
 
         Returns:
-            How many keys are in no dataset.
+            The number of keys that are in no dataset.
 
         Raises:
-            LabelError: no key is in a dataset; or one is not, unless it is allowed; or recordings of two sources have one name.
+            LabelError: no key is in a dataset; a key is in none and that is not allowed; or a name stands for recordings of two
+                sources.
         """
         is_matched = np.zeros(len(self.keys), dtype=np.bool_)
         source_of: dict[int, str] = {}
@@ -109,7 +110,7 @@ class LabelTable:
         for row, source in zip(rows[chosen].tolist(), samples["source"].take(pa.array(chosen)).to_pylist(), strict=True):
             if source_of.setdefault(row, source) != source:
                 raise LabelError(
-                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}: add a column "
+                    f"{self.path}: recording {self.keys[row].as_py()} is in both {source_of[row]} and {source}; add a column "
                     "'source'"
                 )
 
@@ -124,12 +125,12 @@ def read_label_table(
         kind: "multilabel": columns of 0 and 1, the classes; "binary": one such column; "multiclass": one column of names or
             whole numbers; "regression": columns of numbers.
         columns: names of the columns of labels.
-        definition: of a trained model, whose classes the labels must be in; ``None``: of the table's own.
-        name: of a new definition; ``None``: the columns' names.
+        definition: definition of a trained model, to whose classes the labels must belong; None to derive one from the table.
+        name: name of a derived definition; None for the columns' names.
 
     Raises:
-        LabelError: a file that cannot be read, an unknown column, a value that does not suit the kind, rows for the same key
-            that disagree, or a class that the definition does not have.
+        LabelError: the file cannot be read, a column is missing, a value does not suit the kind, rows for one key disagree, or
+            the definition lacks a class.
     """
     file = Path(path)
     if not columns or len(set(columns)) < len(columns):
@@ -164,11 +165,11 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
 
     Args:
         path: ends in .csv or .parquet.
-        columns: those wanted.
-        text: those of them that are text, whatever they look like: recordings may be named 00123.
+        columns: names of the columns to read.
+        text: those to read as text even if they look like numbers: a recording may be named 00123.
 
     Raises:
-        LabelError: the file cannot be read, or does not have the columns.
+        LabelError: the file cannot be read, lacks a column, or has no rows.
     """
     present = _column_names(path)
     for column in columns:
@@ -220,7 +221,7 @@ def _join(table: pa.Table, keys: Sequence[str]) -> pa.ChunkedArray:
 
 
 def _merge_duplicates(path: Path, table: pa.Table, keys: Sequence[str], columns: Sequence[str]) -> pa.Table:
-    """Returns a table with each key once; LabelError if the rows of one key disagree."""
+    """Returns a table with each key once; raises LabelError if rows for the same key disagree."""
     distinct = table.group_by([*keys, *columns], use_threads=False).aggregate([])
     joined = _join(distinct, keys)
     counts = pc.value_counts(joined.combine_chunks())
@@ -231,7 +232,7 @@ def _merge_duplicates(path: Path, table: pa.Table, keys: Sequence[str], columns:
         column = next(column for column in columns if rows[0][column] != rows[1][column])
         raise LabelError(
             f"{path}: rows for {key} disagree: '{column}' is both {rows[0][column]} and {rows[1][column]}"
-            + (f" (and {len(repeated) - 1} more keys disagree)" if len(repeated) > 1 else "")
+            + (f" (and rows for {len(repeated) - 1} more keys)" if len(repeated) > 1 else "")
         )
     return distinct
 
@@ -242,7 +243,7 @@ def _encode_classes(
     if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type) or pa.types.is_integer(column.type)):
         raise LabelError(f"{path}: column '{column_name}' must contain class names or integers, got {column.type}")
     if definition is None:
-        # Sorted as what they are: 2 before 10.
+        # Sorted by value, not as text: 2 before 10.
         classes = tuple(str(value) for value in pc.unique(column.drop_null()).sort().to_pylist())
         if not 2 <= len(classes) <= _MAX_CLASSES:
             raise LabelError(f"{path}: column '{column_name}' has {len(classes)} classes; expected 2 to {_MAX_CLASSES}")
@@ -277,7 +278,7 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
     if len(partly):
         column = columns[int(is_missing[partly[0]].argmax())]
         raise LabelError(
-            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'): fill in all of a row or none"
+            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'); fill in all of a row, or none"
         )
     is_labeled: NDArray[np.bool_] = num_missing == 0
     values[~is_labeled] = missing_value(kind)
@@ -285,11 +286,11 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
 
 
 def _numbers(path: Path, name: str, column: pa.ChunkedArray, kind: Kind) -> NDArray[np.float64]:
-    """Returns a column's numbers, NaN where there is none; LabelError if they do not suit the kind."""
+    """Returns the numbers of a column, NaN for empty cells; raises LabelError if a value does not suit the kind."""
     if not (pa.types.is_integer(column.type) or pa.types.is_floating(column.type) or pa.types.is_boolean(column.type)):
-        if not pa.types.is_null(column.type):
-            first = column.drop_null()[0].as_py()
-            raise LabelError(f"{path}: column '{name}' must contain numbers, got {first!r}")
+        present = column.drop_null()
+        if len(present):
+            raise LabelError(f"{path}: column '{name}' must contain numbers, got {present[0].as_py()!r}")
         return np.full(len(column), np.nan)
     values: NDArray[np.float64] = column.cast(pa.float64()).to_numpy().astype(np.float64)
     if np.isinf(values).any():

@@ -82,7 +82,7 @@ class Figures:
 
 @dataclass(frozen=True)
 class Details:
-    """A text, such as a configuration, that opens on a click."""
+    """A text, such as a configuration, that is shown after a click on its title."""
 
     title: str
     text: str

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 COLORS: Final = ("#3f7fbf", "#cf5f2a", "#2f9a6a", "#a8589c", "#95802a", "#c2455a", "#3c9aa6", "#7a6fd0", "#8a6d5a", "#7d8590")
 """Colors of lines, each with a contrast of at least 3 on white and on the dark page."""
 
-# Placeholders that matplotlib can draw with, and what they become in the page.
+# Placeholder colors for matplotlib, and the CSS that replaces them.
 _INK, _GRID = "#010203", "#040506"
 _REPLACED = {_INK: "currentColor", _GRID: "var(--grid)"}
 _STYLE: Any = {  # matplotlib's type names each of its settings
@@ -60,19 +60,19 @@ def draw(plot: Callable[[Axes], None], size: tuple[float, float] = (4.4, 3.1)) -
 
 
 def draw_legend_below(axes: Axes) -> None:
-    """Draws the legend below the axes, one name a line, where it hides nothing."""
+    """Draws the legend below the axes, one name per line, where it hides nothing."""
     figure = axes.get_figure()
     assert figure is not None
     figure.legend(loc="outside lower left", ncols=1, fontsize=9, handlelength=1.2)
 
 
 def size_with_legend(num_names: int) -> tuple[float, float]:
-    """Returns the size of a panel, in inches, with space for such a legend."""
+    """Returns the size of a panel, in inches, with space for :func:`draw_legend_below`."""
     return 4.4, 3.2 + 0.2 * num_names
 
 
 def _round(number: re.Match[str]) -> str:
-    """Returns a coordinate, in points, with a precision that nobody sees, and without trailing zeros."""
+    """Rounds a coordinate, in points, to 0.1, which nobody can see, without trailing zeros."""
     return f"{float(number[0]):.1f}".removesuffix(".0")
 
 
@@ -83,7 +83,7 @@ def to_svg(figure: Figure) -> Markup:
         figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = file.getvalue().decode()
     text = text[text.index("<svg") :]
-    # Figures of a page would share the ids of elements that nothing refers to.
+    # Nothing refers to these ids, and several figures on a page would repeat them.
     text = re.sub(r' id="[A-Za-z0-9]+_\d+"', "", text)
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)

@@ -1,4 +1,4 @@
-"""Plots a crop on ECG paper: all 10 s of every lead, or as in the clinic, 2.5 s of each lead and 10 s of lead II."""
+"""Plots a crop on ECG paper: 10 s of every lead or, as in the clinic, 2.5 s of each lead and 10 s of lead II."""
 
 import textwrap
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 PIXELS_PER_MM = 10
 HEADER = 17.0  # above the paper
 FOOTER = 9.0  # below it, with the time axis
-_PREDICTION = 5.0  # a further line of the header
+_PREDICTION = 5.0  # one more line of the header
 
 _TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
-_ABOVE = 6.0  # of a name above its trace
+_ABOVE = 6.0  # distance of a name from the trace below it
 _LABELS_WIDTH = 140  # characters that fit into the line
 
 Layout = Literal["12x1", "3x4"]
@@ -48,7 +48,7 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
         name += f", from {metadata['start'] / SAMPLING_RATE:g} s"
     years = "age unknown" if metadata["age"] is None else f"{metadata['age']:g} years"
     person = f"{years}   sex {metadata['sex'] or 'unknown'}"
-    # Where the corpus does not know patients, each recording is its own.
+    # In a corpus that does not identify patients, a recording's patient has its name.
     patient = str(metadata["patient"]).removeprefix(f"{metadata['source']}/")
     if patient != metadata["recording"]:
         person = f"patient {patient}   {person}"
@@ -63,7 +63,7 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
 
 
 def draw_footer(axes: Axes, metadata: Mapping[str, Any], more: str = "") -> None:
-    """Draws the scale, the sampling rate of the recording, and more."""
+    """Draws the scale and the sampling rate of the recording, followed by the text ``more``."""
     scale = f"{paper.MM_PER_SECOND:g} mm/s   {paper.MM_PER_MV:g} mm/mV   recorded at {metadata['sampling_rate']:g} Hz"
     axes.text(paper.MARGIN, paper.MARGIN + 1, scale + more, fontsize=8, color=paper.INK, va="bottom")
 
@@ -82,8 +82,8 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
 
     Args:
         signal_uv: [12, 5000] microvolt at 500 Hz, leads in the order of LEADS; NaN is a gap.
-        metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not among ``leads`` are marked as
-            missing; what comes after ``num_valid_samples`` is shaded as padding. A ``prediction`` is a further line of text.
+        metadata: metadata of the crop, as in the dataset's ``KEY.json``. Leads that are not in ``leads`` are marked as missing;
+            samples after ``num_valid_samples`` are shaded as padding; ``prediction``, if present, is printed below the labels.
         layout: ``12x1``, a row per lead, or ``3x4``: three rows of four leads, 2.5 s of each, above 10 s of lead II.
 
     Returns:
@@ -113,7 +113,7 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
         zero = bottom + sheet_height - float(offset)
         for lead, place in zip(leads, split, strict=True):
             first, x = int(place[0]), paper.MM_PER_SECOND * place[0] / SAMPLING_RATE
-            # The name of the first lead is left of the paper's trace, that of others above it.
+            # The first lead is named to the left of its trace, the others above theirs.
             paper.draw_lead_name(axes, paper.MARGIN if first == 0 else start + x, zero + (first > 0) * _ABOVE, lead)
             if lead in missing:
                 axes.text(start + x + 2, zero, "missing", fontsize=9, style="italic", color=paper.NOTE, va="center", zorder=4)
@@ -129,7 +129,7 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
 
 
 def plot_crop(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], out: Path, layout: Layout = "12x1") -> None:
-    """Plots a crop on ECG paper into a file; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
+    """Saves a plot of a crop on ECG paper; see :func:`crop_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
         ValueError: the suffix is unknown, or the file cannot be written.

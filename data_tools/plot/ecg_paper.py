@@ -49,9 +49,9 @@ def new_page(width: float, height: float, pixels_per_mm: int) -> tuple[Figure, A
 
 
 def baselines(signals: NDArray[np.floating]) -> NDArray[np.float64]:
-    """Places the leads on sheets that are side by side.
+    """Places the leads on sheets that lie side by side.
 
-    The distances leave room for the traces, in steps of 5 mm, so that zero lines are on the coarse grid.
+    The distances leave room for the traces. They are multiples of 5 mm, so that zero lines are on the coarse grid.
 
     Args:
         signals: [..., C, T] in mV at 500 Hz; the leading dimensions are sheets.
@@ -88,14 +88,14 @@ def draw_sheet(axes: Axes, left: float, bottom: float, width: float, height: flo
 
 
 def draw_calibration(axes: Axes, left: float, zero: float) -> None:
-    """Draws the calibration pulse, 1 mV for 0.2 s, at the left of a sheet."""
+    """Draws the calibration pulse, 1 mV for 0.2 s, at the left edge of a sheet."""
     x = left + np.array([8.0, 9.0, 9.0, 9.0 + 0.2 * MM_PER_SECOND, 9.0 + 0.2 * MM_PER_SECOND, 15.0])
     y = zero + np.array([0.0, 0.0, MM_PER_MV, MM_PER_MV, 0.0, 0.0])
     axes.plot(x, y, color=INK, linewidth=0.7, solid_joinstyle="miter", zorder=3)
 
 
 def draw_trace(axes: Axes, sheet: Rectangle, zero: float, signal: NDArray[np.floating], start: int = 0) -> None:
-    """Draws a lead, [T] in mV at 500 Hz, clipped to its sheet, from a sample; ``zero`` is the height of its baseline."""
+    """Draws a lead, [T] in mV at 500 Hz, from sample ``start`` on, with its baseline at the height ``zero``."""
     x = sheet.get_x() + LABEL + MM_PER_SECOND * (start + np.arange(len(signal))) / SAMPLING_RATE
     y = zero + MM_PER_MV * signal
     line = axes.plot(x, y, color=INK, linewidth=_TRACE_POINTS, solid_joinstyle="round", zorder=3)

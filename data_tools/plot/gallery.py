@@ -46,11 +46,11 @@ class Panel:
 
 
 def make_panels(segment_uv: NDArray[np.int16], seed: int) -> list[Panel]:
-    """Augments a segment in every way, as training does it with the default options.
+    """Applies each augmentation to a segment, as training does with the default options.
 
     Args:
         segment_uv: int16 [12, 2500] microvolt, in the order of LEADS.
-        seed: the seed; the draws are those of a run with this seed for the first segment of its first sample.
+        seed: random seed; the draws are those of a run with this seed, for the first segment of its first sample.
 
     Returns:
         The original, each augmentation, and all of them in the order in which training applies them.
@@ -70,7 +70,7 @@ def _augment(segment_uv: NDArray[np.int16], seed: int, choices: list[Augmentatio
 
 
 def _describe(choice: Augmentation) -> str:
-    """Returns the numbers among the options as text."""
+    """Returns the numeric options as text."""
     texts = []
     for name, value in choice:
         if isinstance(value, tuple):
@@ -97,7 +97,7 @@ def _draw_panel(axes: Axes, panel: Panel, left: float, bottom: float, down: NDAr
 
 
 def _draw_masked_spans(axes: Axes, trace: NDArray[np.float32], left: float, zero: float) -> None:
-    """Marks where a lead is zero for so long that it was masked in time."""
+    """Marks the spans of a lead that are zero for so long that they must have been masked."""
     edges = np.flatnonzero(np.diff(trace != 0, prepend=True, append=True))
     for first, end in edges.reshape(-1, 2):
         if end - first >= _MASKED_SAMPLES:
@@ -111,11 +111,11 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], se
 
     Args:
         signal_uv: int16 [12, 5000] microvolt at 500 Hz, leads in the order of LEADS.
-        metadata: of the crop; see :func:`data_tools.plot.crop.crop_figure`.
+        metadata: metadata of the crop; see :func:`data_tools.plot.crop.crop_figure`.
         seed: see :func:`make_panels`.
 
     Returns:
-        Figure: in true size, 25 mm/s, 10 mm/mV; the leads of a row of sheets lie at the same heights.
+        A figure in true size, 25 mm/s, 10 mm/mV; the leads of all sheets in a row are at the same heights.
     """
     assert signal_uv.shape == (len(LEADS), CROP_SAMPLES), signal_uv.shape
     panels = make_panels(signal_uv[:, :SEGMENT_SAMPLES], seed)
@@ -141,7 +141,7 @@ def gallery_figure(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], se
 
 
 def plot_gallery(signal_uv: NDArray[np.int16], metadata: Mapping[str, Any], seed: int, out: Path) -> None:
-    """Draws the gallery into a file; see :func:`gallery_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
+    """Saves the gallery; see :func:`gallery_figure` and :func:`data_tools.plot.ecg_paper.save_figure`.
 
     Raises:
         ValueError: the suffix is unknown, or the file cannot be written.

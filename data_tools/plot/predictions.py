@@ -1,4 +1,4 @@
-"""Predictions of `engine/predict.py`, as a line of text."""
+"""Predictions from `engine/predict.py` as a line of text."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ _NUM_OTHERS = 3  # classes that were not predicted, the most probable first
 
 
 def describe_prediction(file: Path, source: str, recording: str) -> str:
-    """Returns the prediction of a recording as text: predicted classes with probabilities, then the most probable others.
+    """Returns the prediction for a recording as text: predicted classes with probabilities, then the most probable others.
 
     Raises:
         ValueError: the file is not a table of predictions, or does not contain the recording.
@@ -30,15 +30,21 @@ def describe_prediction(file: Path, source: str, recording: str) -> str:
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{file}: cannot be read as predictions of engine/predict.py ({one_line(error)})") from None
     if not rows:
-        raise ValueError(f"{file}: no prediction of {source}/{recording}; predict the dataset with engine/predict.py")
-    return _describe(rows[0])
+        raise ValueError(f"{file}: no prediction for {source}/{recording}; predict the dataset with engine/predict.py")
+    description = _describe(rows[0])
+    if description is None:
+        raise ValueError(f"{file}: has no columns of predictions; choose a table that engine/predict.py wrote")
+    return description
 
 
-def _describe(row: dict[str, Any]) -> str:
+def _describe(row: dict[str, Any]) -> str | None:
+    """Describes a row of predictions; None if it has no columns of predictions."""
     values = _with_prefix(row, "value_")
     if values:
         return "predicted: " + ", ".join(f"{name} {value:.4g}" for name, value in values.items())
     probabilities = dict(sorted(_with_prefix(row, "probability_").items(), key=lambda item: -item[1]))
+    if not probabilities:
+        return None
     decisions = _with_prefix(row, "decision_") or {name: name == row["decision"] for name in probabilities}
     texts = {name: f"{name} {probability:.2f}" for name, probability in probabilities.items()}
     predicted = ", ".join(text for name, text in texts.items() if decisions[name]) or "no class"

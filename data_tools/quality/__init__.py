@@ -16,7 +16,7 @@ TOO_SHORT = "too short"
 
 def has_nan(crop: NDArray[np.float32]) -> bool:
     """Whether any sample of a crop is NaN or infinite."""
-    # A sum is NaN or infinite if a term is, and takes one pass without a temporary array.
+    # A sum is NaN or infinite if a term is, and needs only one pass and no temporary array.
     with np.errstate(over="ignore", invalid="ignore"):
         if np.isfinite(crop.sum(dtype=np.float64)):
             return False
@@ -32,7 +32,7 @@ def assess(crop: NDArray[np.int16], rows: list[int]) -> tuple[int, float] | str:
 
     Returns:
         The number of recorded leads that are constant, and the root mean square over all recorded leads in uV, rounded to
-        0.01; or the reason why the crop cannot be used: ALL_ZERO or FLAT if all leads are.
+        0.01; or the reason why the crop cannot be used: ALL_ZERO or FLAT, if that holds for all leads.
     """
     present = crop if len(rows) == len(crop) else crop[rows]
     flat = present.max(axis=1) == present.min(axis=1)

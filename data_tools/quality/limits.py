@@ -19,7 +19,7 @@ _DEFAULT_FILE = "limits.yaml"
 _MAX_BYTES = 1 << 16
 _MAX_LISTED = 3
 
-# Categories of reasons, the first of which a crop with several faults is counted under.
+# Categories of reasons; a crop with several faults is counted under the first of them.
 CATEGORIES: Final[dict[Measure, str]] = {
     "flat": "flat lead",
     "clipped": "clipped lead",
@@ -30,7 +30,7 @@ CATEGORIES: Final[dict[Measure, str]] = {
 
 
 class QualityLimits(Options):
-    """Limits of the measures of a lead; null: no limit. :mod:`data_tools.quality.measures` defines the measures.
+    """Limits of the measures of a lead; null means no limit. :mod:`data_tools.quality.measures` defines the measures.
 
     A crop with NaN is always rejected, and so is one whose leads are all flat.
     """
@@ -98,10 +98,10 @@ def read_limits(name: str) -> QualityLimits:
     """Reads limits.
 
     Args:
-        name: path of a YAML file with the keys of :class:`QualityLimits`; "default" for those of this package.
+        name: path of a YAML file with the keys of :class:`QualityLimits`; "default" for this package's limits.
 
     Raises:
-        ValueError: the file cannot be read, or is wrong.
+        ValueError: the file cannot be read, or its content is invalid.
     """
     if name == DEFAULT:
         return QualityLimits.model_validate(yaml.safe_load(files("data_tools.quality").joinpath(_DEFAULT_FILE).read_text()))

@@ -9,14 +9,14 @@ nan        1    share of samples that are NaN or infinite
 flat       s    longest time without a change of 1 uV or more from one sample to the next
 clipped    1    share of samples that belong to runs of 10 ms or longer at the lead's highest or lowest value
 baseline   mV   largest distance of the baseline from zero; the baseline is a moving average over 1 s, taken twice
-noise      mV   what a moving average over 22 ms removes: its root mean square in windows of 0.1 s, the median of these, so
-                that QRS complexes, which fill a smaller part of the time, do not count
-limb_error 1    III, aVR, aVL, aVF: root mean square of the difference from what follows from I and II, relative to that of
-                I and II, or to 0.2 mV if they are smaller; all without their means
+noise      mV   root mean square of what a moving average over 22 ms removes: the median over windows of 0.1 s, so that QRS
+                complexes, which are in a minority of the windows, do not count
+limb_error 1    III, aVR, aVL, aVF: root mean square of the difference from the lead derived from I and II, divided by that
+                of I and II or by 0.2 mV, whichever is larger; means are subtracted first
 ========== ==== ===================================================================================================
 
-A measure of a lead that was not recorded is NaN, and so is ``limb_error`` of I, II and the chest leads. A lead with NaN has no
-other measure.
+The measures of a lead that was not recorded are NaN, and so is ``limb_error`` of I, II and the chest leads. A lead with NaN
+samples has no measure but ``nan``.
 """
 
 from typing import Final, Literal, get_args

@@ -1,6 +1,6 @@
 """quality.parquet: measures and verdict of every crop that a build with ``--quality`` has read, in the order of the input.
 
-A few rejected crops of each category have their signals with them, as examples.
+For a few rejected crops of each category, the signal is stored too, as an example.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ from data_tools.quality.limits import QualityLimits, describe_invalid
 from data_tools.quality.measures import MEASURES, measure_leads
 from data_tools.recording import Recording
 
-NUM_EXAMPLES: Final = 3  # of each category
+NUM_EXAMPLES: Final = 3  # per category
 
 QUALITY_SCHEMA = pa.schema(
     [
@@ -70,10 +70,10 @@ class QualityLog:
             start: its first sample at 500 Hz.
             crop: float32 [12, n] in mV.
             rows: row numbers of the recorded leads.
-            unusable: the category of the reason why it cannot be used whatever the limits; None if it can.
+            unusable: why it cannot be used whatever the limits, as a category; None if it can.
 
         Returns:
-            The category of the reason why it is rejected; None if it is not.
+            Why it is rejected, as a category; None if it is not.
         """
         measured = measure_leads(crop, rows)
         category, reason = self.limits.judge(measured)
@@ -106,7 +106,7 @@ class QualityLog:
 
 
 def merge_quality(parts: Iterable[Path], before: Iterable[pa.Table] = ()) -> Iterator[pa.Table]:
-    """Yields the rows of some tables, then those of all chunks; only the first examples of each category keep their signals."""
+    """Yields the rows of some tables, then those of all chunks, with the signals of each category's first examples only."""
     num_examples: Counter[str] = Counter()
     for table in chain(before, map(pq.read_table, parts)):
         examples = table["example"].to_pylist()
@@ -119,7 +119,7 @@ def merge_quality(parts: Iterable[Path], before: Iterable[pa.Table] = ()) -> Ite
 
 
 def without_recordings(tables: Iterable[pa.Table], parts: Iterable[Path]) -> Iterator[pa.Table]:
-    """Yields the rows of some tables whose recordings are in none of the tables of chunks."""
+    """Yields the rows of some tables, except those of recordings that are in the tables of chunks."""
     keys = [_recording_keys(pq.read_table(path, columns=["source", "recording"])).unique() for path in parts]
     measured_again = pa.chunked_array(keys, pa.string())
     for table in tables:

@@ -18,7 +18,7 @@ _REQUEST_SECONDS = 60
 _CONNECT_SECONDS = 10
 _FIRST_WAIT, _LONGEST_WAIT = 0.2, 10.0
 _RANGE_BYTES = 8 << 20
-# Addresses at which clouds give credentials to their own machines, queried if there are no others.
+# Addresses at which clouds provide credentials to their own machines. obstore queries them if it has no other credentials.
 _METADATA_SERVICE = re.compile(
     r"169\.254\.169\.254|latest/(api/token|meta-data)|computeMetadata|metadata/identity|Account must be specified"
 )
@@ -62,7 +62,7 @@ class Bucket:
         """Returns the content of a small object.
 
         Raises:
-            StorageError: it does not exist, is longer, or cannot be read.
+            StorageError: it does not exist, has more than ``max_bytes``, or cannot be read.
         """
 
         def get() -> bytes:
@@ -77,7 +77,7 @@ class Bucket:
         """Returns bytes [start, start + size) of an object, as an object with the buffer protocol.
 
         Raises:
-            StorageError: it does not exist, ends before, or cannot be read.
+            StorageError: it does not exist, is too short, or cannot be read.
         """
 
         def get() -> Any:
@@ -89,7 +89,7 @@ class Bucket:
         return self._retry(name, get)
 
     def download(self, name: str, size: int, consume: Callable[[Any], object]) -> None:
-        """Passes the content of an object of a known size on, range by range.
+        """Passes the content of an object of known size to ``consume``, range by range.
 
         Raises:
             StorageError: it does not exist, is shorter, or cannot be read.
@@ -126,7 +126,7 @@ class Bucket:
         )
 
     def _retry(self, name: str, action: Callable[[], _Result]) -> _Result:
-        """Repeats a failing request with growing pauses, for a while."""
+        """Repeats a failing request, with growing pauses, for :func:`retry_seconds`."""
         end, wait = time.monotonic() + retry_seconds(), _FIRST_WAIT
         while True:
             try:
@@ -142,12 +142,12 @@ class Bucket:
                         f"{self.url}/{name}: cannot be reached ({_first_line(error)}; tried for {retry_seconds():.0f} s); "
                         "check network and address, then run the same command again"
                     ) from None
-            # Many ranks that lost a server must not all come back at once.
+            # Random, so that many ranks that lost a server do not all return at once.
             time.sleep(wait * random.uniform(0.5, 1))
             wait = min(2 * wait, _LONGEST_WAIT)
 
     def _explain(self, name: str, error: Exception) -> StorageError | None:
-        """Returns the error to raise; None if it may pass."""
+        """Returns the error to raise; None if a retry may help."""
         text, where = str(error), f"{self.url}/{name}".rstrip("/")
         exceptions = self._api.exceptions
         scheme = self.url.partition(":")[0]
@@ -168,7 +168,7 @@ class Bucket:
 
 
 class _ShortReadError(Exception):
-    """A response ended too early; the next one may not."""
+    """A response ended too early; a retry may help."""
 
 
 def _open_store(url: str) -> Any:
@@ -184,7 +184,7 @@ def _open_store(url: str) -> Any:
             "connect_timeout": timedelta(seconds=_CONNECT_SECONDS),
             **({"allow_http": True} if is_plain else {}),
         },
-        # Bucket._retry has the longer pauses.
+        # Only for brief failures: Bucket._retry makes the longer pauses.
         retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=min(10, retry_seconds()))},
         **({"endpoint": endpoint} if url.startswith("s3") and endpoint else {}),
     )
@@ -197,5 +197,5 @@ def _memory_store(url: str) -> Any:  # noqa: ARG001 -- one for each URL
 
 
 def _first_line(error: Exception) -> str:
-    """Returns the first line of obstore's messages, which go on with details for developers."""
+    """Returns the first line of a message of obstore, without the details for developers that follow."""
     return str(error).partition("\n")[0].strip() or type(error).__name__

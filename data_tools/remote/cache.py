@@ -1,7 +1,7 @@
 """The pieces of shards on this machine: a bounded folder that all its processes share.
 
-A piece gets its name when it is complete, and is checked again when a process first uses it. Files that were not used for the
-longest time are removed. Locks keep two processes from fetching the same piece.
+A piece gets its name when it is complete, and is checked again when a process first uses it. The least recently used files are
+removed. Locks keep two processes from fetching the same piece.
 """
 
 import errno
@@ -26,7 +26,7 @@ _NUM_LOCKS = 1024
 _SECONDS_BETWEEN_TOUCHES = 60
 _ATTEMPTS = 4
 _SECONDS_TO_FETCH = 3600  # older temporary files are leftovers
-# The folder is searched for old files after each such part of its limit, and then this part of it is freed.
+# When the first share of the limit has been added, old files are removed until the second share is free.
 _PART_BETWEEN_EVICTIONS, _PART_TO_FREE = 1 / 64, 1 / 8
 _RANGE_BYTES = 8 << 20
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -70,7 +70,7 @@ class PieceCache:
         return descriptor
 
     def is_here(self, piece: Piece) -> bool:
-        """Whether a piece is probably here; it may be evicted at any time."""
+        """Whether a piece seems to be here; it may be evicted at any time."""
         return os.path.exists(self._name(piece))  # noqa: PTH110 -- see _name
 
     def fetch(self, piece: Piece, bucket: Bucket) -> int:
@@ -137,20 +137,20 @@ class PieceCache:
         return descriptor
 
     def _write(self, descriptor: int, data: bytes) -> None:
-        """Appends to a file; if the disk is full, half of the cache is given up once."""
-        view, gave_up = memoryview(data), False
+        """Appends to a file; if the disk is full, evicts half of the cache and tries once more."""
+        view, has_evicted = memoryview(data), False
         while view:
             try:
                 view = view[os.write(descriptor, view) :]
             except OSError as error:
-                if error.errno not in _FULL or gave_up:
+                if error.errno not in _FULL or has_evicted:
                     raise
-                gave_up = True
+                has_evicted = True
                 with self._evicting:
                     self._evict(self._size() // 2)
 
     def _make_room(self, added: Piece) -> None:
-        """Evicts other pieces if enough were added since this was last done."""
+        """Evicts other pieces if enough bytes were added since the last eviction."""
         with self._counting:
             self._added += added.size
         # The evicting process looks again afterwards, so that files added meanwhile count.
@@ -161,7 +161,7 @@ class PieceCache:
                 self._evicting.release()
 
     def _evict(self, max_bytes: int, keep: Piece | None = None) -> None:
-        """Removes the files that were not used for the longest time until the others have no more than ``max_bytes``."""
+        """Removes the least recently used files until the others have at most ``max_bytes``."""
         with self._counting:
             self._added = 0
         files = sorted(self._files())

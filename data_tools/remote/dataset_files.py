@@ -62,7 +62,7 @@ class RemoteDataset:
         self._lock = threading.Lock()
 
     def open_shard(self, shard: ShardInfo) -> "RemoteShard":
-        """Opens a shard, of which nothing is fetched yet.
+        """Opens a shard without fetching any of it.
 
         Raises:
             DatasetError: pieces.json does not match it.
@@ -97,14 +97,14 @@ class RemoteDataset:
         return None if sizes is None else sizes[name]
 
     def list_sizes(self) -> dict[str, int] | None:
-        """Returns the sizes of all files, as they were when it was first called; see :meth:`Bucket.list_sizes`."""
+        """Returns the sizes of all files at the time of the first call; see :meth:`Bucket.list_sizes`."""
         with self._lock:
             if self._sizes is None:
                 self._sizes = self._bucket.list_sizes()
             return self._sizes
 
     def download(self, name: str, info: FileInfo, path: Path) -> bool:
-        """Writes a file of the dataset to a folder of this machine; returns whether its SHA-256 is the expected one."""
+        """Downloads a file of the dataset to ``path``; returns whether its SHA-256 is the expected one."""
         return _download(self._bucket, name, info, path)
 
     def replace_plans(self, table: Path, old: Iterable[str]) -> None:
@@ -125,7 +125,7 @@ class RemoteShard:
         self._piece_bytes = max(1, pieces[0].size) if pieces else 1
 
     def read(self, memory: memoryview, offset: int) -> int:
-        """Fills the memory from a place in the shard; returns the number of bytes before the shard's end."""
+        """Reads bytes of the shard from ``offset`` on into the memory; returns how many were read before the shard's end."""
         done = 0
         for piece in self.find_pieces(offset, len(memory)):
             descriptor = self._dataset.open_piece(piece)
@@ -143,11 +143,11 @@ class RemoteShard:
 
 
 def open_location(location: str | Path, cache: CacheOptions | None = None) -> Path:
-    """Returns the folder of a dataset on this machine; of one at a URL, that of its small files in the cache.
+    """Returns a folder on this machine: that of a dataset or, for a URL, the folder of its small files in the cache.
 
     Args:
         location: folder or URL.
-        cache: options of the cache; None: from the environment.
+        cache: options of the cache; None to take them from the environment.
 
     Raises:
         DatasetError: there is no dataset at the URL, or it cannot be fetched.
@@ -265,7 +265,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _remove_unused(folders: Path, keep: str) -> None:
-    """Removes the folders of datasets that were not opened for a long time."""
+    """Removes the folders of datasets that have not been opened for a long time."""
     for path in folders.iterdir():
         with suppress(OSError):
             if path.name != keep and time.time() - (path / ORIGIN_FILE).stat().st_mtime > _SECONDS_TO_KEEP:

@@ -1,4 +1,4 @@
-"""Fetches pieces in threads: first those that somebody waits for, then those that will be needed."""
+"""Fetches pieces in threads: first those that a reader is waiting for, then those that will be needed."""
 
 import atexit
 import threading
@@ -17,7 +17,7 @@ class FetchQueue:
 
     Args:
         fetch: fetches a piece and returns a file descriptor of it.
-        close: closes one that nobody waits for.
+        close: closes the file descriptor of a piece that was prefetched.
         num_threads: number of connections.
     """
 
@@ -48,11 +48,11 @@ class FetchQueue:
         return future.result()
 
     def prefetch(self, pieces: Sequence[Piece], *, now: bool = False) -> None:
-        """Fetches pieces, in this order, when nobody waits for others; does not wait for them.
+        """Starts to fetch pieces, in this order, behind those that a reader is waiting for; returns at once.
 
         Args:
             pieces: the pieces.
-            now: before those that were asked for earlier.
+            now: whether to fetch them before pieces that were prefetched earlier.
         """
         with self._condition:
             self._start()
@@ -66,7 +66,7 @@ class FetchQueue:
     def _start(self) -> None:
         if self._threads:
             return
-        # At exit they must not be in foreign code when the interpreter ends; and nobody needs what they would still fetch.
+        # No thread may be inside a native library when the interpreter ends, and nobody needs what is still queued.
         atexit.register(_stop, weakref.ref(self))
         for number in range(self._num_threads):
             thread = threading.Thread(target=self._run, name=f"fetch-{number}", daemon=True)
@@ -74,7 +74,7 @@ class FetchQueue:
             thread.start()
 
     def stop(self) -> None:
-        """Ends the threads after the pieces that they are fetching."""
+        """Ends the threads when they have fetched their current pieces."""
         with self._condition:
             self._stopped = True
             self._condition.notify_all()

@@ -10,9 +10,9 @@ _URL = re.compile(r"(?P<scheme>s3a?|gs|az|abfss?|https?|memory|file):/+(?P<rest>
 
 
 def url_of(path: str | Path) -> str | None:
-    """Returns the URL that a location of a dataset is, without a slash at its end; None for a folder of this machine.
+    """Returns the location of a dataset as a URL without a trailing slash; None for a folder on this machine.
 
-    ``pathlib`` makes one slash of the two after the scheme, so a Path is understood as well.
+    A Path is understood too, although ``pathlib`` merges the two slashes after the scheme.
 
     Raises:
         ValueError: the URL contains a password.
@@ -23,18 +23,18 @@ def url_of(path: str | Path) -> str | None:
     rest = match["rest"].rstrip("/")
     if "@" in rest.partition("/")[0]:
         host = rest.partition("/")[0].rpartition("@")[2]
-        raise ValueError(f"{match['scheme']}://{host}: write credentials into the environment, not into the URL")
+        raise ValueError(f"{match['scheme']}://{host}: put credentials in the environment, not in the URL")
     return f"{match['scheme']}://{rest}"
 
 
 def folder_of(path: str | Path) -> Path:
-    """Returns the folder that a location on this machine means; ``file:///a/b`` is ``/a/b``."""
+    """Returns the folder at a location on this machine; ``file:///a/b`` is ``/a/b``."""
     match = _URL.fullmatch(str(path))
     return Path(path) if match is None or match["scheme"] != "file" else Path("/") / match["rest"]
 
 
 def parse_location(text: str) -> str | Path:
-    """Returns a location as it was given on a command line: a URL as text, otherwise a Path.
+    """Returns the location in a command-line argument: a URL as text, otherwise a Path.
 
     Raises:
         ValueError: the URL contains a password.
@@ -43,19 +43,19 @@ def parse_location(text: str) -> str | Path:
 
 
 def hide_passwords(text: str) -> str:
-    """Returns a text in which no URL has a user name and a password."""
+    """Returns the text with user names and passwords removed from URLs."""
     return re.sub(r"(:/+)[^/\s]*@", r"\1", text)
 
 
 def display(folder: Path) -> str:
-    """Returns the location of a dataset for messages: its URL if the folder is its folder in the cache."""
+    """Returns the location of a dataset for messages: its URL if ``folder`` is in the cache, else the folder."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return str(json.loads((folder / ORIGIN_FILE).read_bytes())["url"])
     return str(folder)
 
 
 def is_safe_name(name: str) -> bool:
-    """Whether a name from elsewhere, with slashes, is that of a file inside of whatever folder it is appended to."""
+    """Whether an untrusted relative path with slashes stays inside any folder that it is appended to."""
     path = PurePosixPath(name)
     return (
         bool(path.parts)

@@ -16,7 +16,7 @@ class CacheOptions:
 
     Attributes:
         folder: the folder, shared by all processes of a machine.
-        max_bytes: limit of the pieces of shards; the tables of the datasets come on top.
+        max_bytes: limit for the pieces of shards; the tables of the datasets are not counted.
     """
 
     folder: Path
@@ -24,7 +24,7 @@ class CacheOptions:
 
 
 def cache_options(folder: Path | None = None, gigabytes: float | None = None) -> CacheOptions:
-    """Returns the options; None stands for ``ECG_CACHE`` or ``ECG_CACHE_GB``, or the default.
+    """Returns the options; None means ``ECG_CACHE`` or ``ECG_CACHE_GB`` or, without them, the default.
 
     Raises:
         DatasetError: a variable is not a number above 0.
@@ -40,7 +40,7 @@ def default_cache_folder() -> Path:
 
 
 def retry_seconds() -> float:
-    """Returns for how long a request is repeated: ``ECG_RETRY_SECONDS``, or two minutes.
+    """Returns how long to retry a request, in seconds: ``ECG_RETRY_SECONDS``, or two minutes.
 
     Raises:
         DatasetError: the variable is not a number above 0.

@@ -1,7 +1,7 @@
 """The pieces in which shards are fetched, and pieces.json, which has the CRC of each.
 
-``ecg-data`` writes pieces.json when it uploads a dataset. Without it (the dataset was copied by other means), a shard is a
-single piece, which is compared with its SHA-256 in the manifest.
+``ecg-data`` writes pieces.json when it uploads a dataset. Without it (if the dataset was copied by other means), each shard is
+a single piece, which is compared with its SHA-256 in the manifest.
 """
 
 import json
@@ -15,8 +15,8 @@ from data_tools.shards.manifest import DatasetError, ShardInfo
 from data_tools.validation import one_line
 
 PIECES_FILE = "pieces.json"
-# A block of 256 crops of the sample order is 31 MB in tar shards and 9 MB in zarr shards, so about an eighth and less than half
-# more than needed is fetched; with smaller pieces there are more requests.
+# A block of 256 crops of the sample order is 31 MB in tar shards and 9 MB in zarr shards, so at most about an eighth (tar) or
+# half (zarr) more than needed is fetched. Smaller pieces would take more requests.
 PIECE_BYTES = 4 << 20
 _HEX_DIGITS = 8
 
@@ -29,8 +29,8 @@ class Piece(NamedTuple):
         file: the shard's path in the dataset.
         start: offset in the shard.
         size: number of bytes.
-        crc: its CRC-32C; None for a whole shard without one.
-        sha256: of the whole shard.
+        crc: its CRC-32C; None if the piece is a whole shard, to be compared with ``sha256``.
+        sha256: SHA-256 of the whole shard.
     """
 
     key: str

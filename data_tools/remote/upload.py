@@ -1,4 +1,4 @@
-"""Writes datasets to object storage: they are made on this machine first, then uploaded, the manifest last."""
+"""Writes datasets to object storage: they are made on this machine first, then uploaded with the manifest last."""
 
 import hashlib
 import shutil
@@ -24,14 +24,14 @@ _DONE_FILE = ".uploaded"
 
 @contextmanager
 def output_folder(location: str | Path, *identity: object, may_exist: bool = False) -> Iterator[Path]:
-    """Provides the folder to make a dataset in; at the end it is uploaded, if the location is a URL, and removed here.
+    """Provides the folder to make a dataset in. If the location is a URL, it is uploaded at the end and removed here.
 
     After an error the folder stays, so that the same command resumes the work.
 
     Args:
         location: folder or URL of the new dataset.
-        identity: determines its content, so that other work is not resumed.
-        may_exist: whether to provide the folder of the dataset that is already at the URL, if there is one.
+        identity: values that determine its content, so that only the same work is resumed.
+        may_exist: if there is already a dataset at the URL, whether to provide its folder instead of failing.
 
     Raises:
         DatasetError: there is already a dataset at the URL, or it cannot be written.
@@ -49,7 +49,7 @@ def output_folder(location: str | Path, *identity: object, may_exist: bool = Fal
         if may_exist:
             yield open_location(url)
             return
-        raise DatasetError(f"{url}: contains a dataset; choose another place, or remove this one")
+        raise DatasetError(f"{url}: contains a dataset; choose another URL, or remove this one")
     folder = cache_options().folder / "uploads" / hashlib.sha256(repr((url, *identity)).encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
     yield folder

@@ -1,8 +1,8 @@
-"""``ecg-data report``: one HTML page about a dataset, without scripts and without anything loaded from elsewhere.
+"""``ecg-data report``: a self-contained HTML page about a dataset, without scripts.
 
 page.py      the page
 contents.py  what the dataset contains: counts, distributions, labels
-sample.py    crops read from all over the dataset
+sample.py    evenly spaced crops of the dataset
 measures.py  distributions of quality measures
 quality.py   quality and verdicts
 rejected.py  what was rejected and why, with examples on ECG paper

@@ -33,7 +33,7 @@ _RECORDINGS = f"""
 _LABELS_EACH = f"""
     SELECT len(labels) AS num, count(DISTINCT {_RECORDING}) FROM samples GROUP BY ALL ORDER BY ALL
 """  # noqa: S608
-# Upper ends of ranges of counts that are shown together.
+# Upper ends of the ranges into which counts are grouped.
 _RANGES = (1, 2, 3, 4, 5, 9, 19, 49, 99, 999)
 
 
@@ -41,10 +41,10 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     """Returns the counts of each split and source."""
     rows: list[Sequence[str | Cell]] = []
     for split, total in dataset.manifest.counts.items():
-        own = [row[1:] for row in contents.counts if row[0] == split]
-        for source, *numbers, num_samples in own[:_MAX_ROWS] if len(own) > 1 else []:
+        split_rows = [row[1:] for row in contents.counts if row[0] == split]
+        for source, *numbers, num_samples in _limit_sources(split_rows) if len(split_rows) > 1 else []:
             rows.append([f"{split}: {source}", *(f"{number:,}" for number in numbers), _hours(num_samples)])
-        num_samples = sum(row[-1] for row in own)
+        num_samples = sum(row[-1] for row in split_rows)
         numbers = [total.recordings, total.patients, total.crops, total.segments]
         rows.append([split, *(f"{number:,}" for number in numbers), _hours(num_samples)])
     caption = "Recordings, patients, 10-s crops and 5-s segments of each split and source"
@@ -52,9 +52,18 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     leads = [(shorten_leads(names), num) for names, num in contents.leads]
     rates = [(f"{rate:g} Hz", num) for rate, num in contents.sampling_rates]
-    for caption, counts in (("Leads that were recorded", leads), ("Sampling rates of the recordings", rates)):
+    for caption, counts in (("Recorded leads", leads), ("Sampling rates of the recordings", rates)):
         blocks.append(shares_table(caption, ("", "crops", "share"), counts, num_crops, _MAX_ROWS))
     return Section("Contents", blocks)
+
+
+def _limit_sources(rows: Sequence[tuple[str, int, int, int, int, int]]) -> list[tuple[str, int, int, int, int, int]]:
+    """Returns the rows of a split by source, with those after the first ``_MAX_ROWS`` summed: sources share no patients."""
+    shown, others = list(rows[:_MAX_ROWS]), rows[_MAX_ROWS:]
+    if not others:
+        return shown
+    recordings, patients, crops, segments, samples = (sum(column) for column in zip(*(row[1:] for row in others), strict=True))
+    return [*shown, (f"{len(others)} others", recordings, patients, crops, segments, samples)]
 
 
 def _hours(num_samples: int) -> str:
@@ -62,7 +71,7 @@ def _hours(num_samples: int) -> str:
 
 
 def shares_table(caption: str, header: Sequence[str], counts: Sequence[tuple[str, int]], total: int, max_rows: int) -> Table:
-    """Returns a table of counts and their shares of a total; those after the first ``max_rows`` are added up."""
+    """Returns a table of counts and their shares of a total; counts after the first ``max_rows`` are summed."""
     rows: list[Sequence[str | Cell]] = [[_cut(name, 60), f"{num:,}", share_cell(num, total)] for name, num in counts[:max_rows]]
     if len(counts) > max_rows:
         num = sum(num for _, num in counts[max_rows:])
@@ -90,7 +99,7 @@ def distributions_section(samples: duckdb.DuckDBPyConnection, heart_rates: Panel
         _ranges_of(samples, _RECORDINGS, "Sessions", "recordings", "patients"),
         _ranges_of(samples, _LABELS_EACH, "Labels", "labels", "recordings"),
     ]
-    return Section("Distributions", [Figures("Of recordings that are used, in all splits together.", panels)])
+    return Section("Distributions", [Figures("Recordings that are used, all splits together.", panels)])
 
 
 def _bars_of(samples: duckdb.DuckDBPyConnection, query: str, title: str, axis: str) -> Panel:
@@ -103,7 +112,7 @@ def _cut(text: str, length: int = 12) -> str:
 
 
 def _ranges_of(samples: duckdb.DuckDBPyConnection, query: str, title: str, axis: str, unit: str) -> Panel:
-    """Draws how often counts are in each range."""
+    """Draws how many counts are in each range."""
     counts = Counter[str]()
     for number, num in samples.execute(query).fetchall():
         counts[_range_of(number)] += num

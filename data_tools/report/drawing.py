@@ -16,17 +16,17 @@ from data_tools.plot.crop import crop_figure
 
 _POINTS_PER_INCH = 72
 _MAX_NAME = 60
-_DECADES = 100  # over a smaller range, axes have more ticks
+_DECADES = 100  # axes over a smaller ratio have more ticks
 
 
 def draw_bars(title: str, axis: str, names: Sequence[str], counts: Sequence[int], unit: str = "recordings") -> Panel:
-    """Draws a bar for each of some names, in their order.
+    """Draws a bar for each name, in order.
 
     Args:
-        title: of the panel.
-        axis: label of the axis of the names.
-        names: their texts.
-        counts: the heights.
+        title: title of the panel.
+        axis: label of the horizontal axis.
+        names: names of the bars.
+        counts: heights of the bars.
         unit: what is counted.
     """
 
@@ -50,12 +50,12 @@ def draw_log_histogram(
     """Draws a histogram over a logarithmic axis.
 
     Args:
-        title: of the panel.
-        axis: label of the axis.
+        title: title of the panel.
+        axis: label of the horizontal axis.
         edges: [n + 1] edges of the bins, positive.
         counts: [n].
-        limit: where to draw a dashed line; None: nowhere.
-        summary: description for those who do not see it.
+        limit: where to draw a dashed line; None for no line.
+        summary: text alternative for readers who cannot see the panel.
     """
     used = np.flatnonzero(counts)
     first, last = (int(used[0]), int(used[-1]) + 1) if len(used) else (0, len(counts))
@@ -97,7 +97,7 @@ def draw_crop(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], remark
     Args:
         signal_uv: [12, 5000] microvolt; NaN is a gap.
         metadata: its row of samples.parquet or quality.parquet.
-        remark: a line of text above it.
+        remark: a line of text to print above the signal.
     """
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph ")  # a browser has other fonts

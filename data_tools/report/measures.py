@@ -16,10 +16,10 @@ class MeasureCounts:
 
     Attributes:
         edges: [n + 1] edges of the bins.
-        counts: [len(MEASURES), 12, n], values below or above all bins are counted in the outermost ones.
-        num_zeros: [len(MEASURES), 12], values of 0, which are in no bin.
-        highest: [len(MEASURES), 12], NaN where there is no value.
-        num_bad: [len(MEASURES), 12], values beyond the limits.
+        counts: [len(MEASURES), 12, n] numbers of values; values outside all bins count in the outermost ones.
+        num_zeros: [len(MEASURES), 12] numbers of zeros, which are in no bin.
+        highest: [len(MEASURES), 12] highest values, NaN where there is none.
+        num_bad: [len(MEASURES), 12] numbers of values beyond the limits.
         num_crops: number of crops.
     """
 
@@ -58,7 +58,7 @@ class MeasureCounts:
         return float(np.fmax.reduce(self.highest[MEASURES.index(measure)]))
 
     def quantile(self, measure: Measure, share: float) -> float:
-        """Returns the value that a share of all leads does not exceed, to 6 %; NaN if there is no value."""
+        """Returns the value that a share of all leads does not exceed, accurate to 6 %; NaN if there is no value."""
         number = MEASURES.index(measure)
         if not self.num_values(measure):
             return float("nan")

@@ -25,8 +25,8 @@ def make_report(dataset: Dataset, title: str | None = None, num_examples: int = 
 
     Args:
         dataset: the dataset.
-        title: the page's title; None: its location.
-        num_examples: how many used crops, and how many rejected ones of each category, are drawn.
+        title: the page's title; None for the dataset's location.
+        num_examples: number of used crops to draw, and of rejected crops of each category.
 
     Raises:
         DatasetError: the dataset cannot be read.
@@ -36,10 +36,10 @@ def make_report(dataset: Dataset, title: str | None = None, num_examples: int = 
 
 
 def check_quality(dataset: Dataset) -> QualityLimits | None:
-    """Checks that the columns of quality.parquet are known; returns the limits of the build, None if there were none.
+    """Checks the columns of quality.parquet; returns the quality limits of the build, None if it had none.
 
     Raises:
-        DatasetError: they are not, or the limits are wrong.
+        DatasetError: the columns are unexpected, or the limits in the manifest are invalid.
     """
     if QUALITY_FILE not in dataset.manifest.tables:
         return None
@@ -82,10 +82,10 @@ def _provenance(dataset: Dataset) -> Section:
         ("source", manifest.build.source),
         ("built by", f"ecg-engine {manifest.build.tool_version}"),
         ("fingerprint", dataset.fingerprint),
-        ("of the content in any format", dataset.content_fingerprint()),
+        ("fingerprint of the content in any format", dataset.content_fingerprint()),
     ]
     blocks = [Table("How it was built", ("", ""), facts)]
     options = json.dumps(manifest.build.options, indent=1, ensure_ascii=False)
     plans = "\n".join(describe_plans(dataset)).strip()
-    shown = Details("Plans of ecg-data split", plans) if plans else Text("It has no plans of ecg-data split.")
+    shown = Details("Plans of ecg-data split", plans) if plans else Text("No plans were made with ecg-data split.")
     return Section("Provenance", [*blocks, Details("Options of the build", options), shown])

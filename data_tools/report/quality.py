@@ -31,8 +31,8 @@ _DEFINITIONS: Final[dict[Measure, str]] = {
     "flat": "longest time without a change of 1 uV, s",
     "clipped": "share of samples in runs of 10 ms or longer at the highest or lowest value",
     "baseline": "largest distance of a moving average over about 1 s from zero, mV",
-    "noise": "what is faster than about 50 Hz, between QRS complexes, mV",
-    "limb_error": "difference of III, aVR, aVL and aVF from what follows from I and II, relative to these",
+    "noise": "signal above about 50 Hz, between QRS complexes, mV",
+    "limb_error": "difference of III, aVR, aVL and aVF from the leads derived from I and II, relative to I and II",
 }
 _SHARES = (0.5, 0.95, 0.99)
 _MAX_CATEGORIES = 30
@@ -43,7 +43,7 @@ def read_verdicts(dataset: Dataset, limits: QualityLimits) -> tuple[MeasureCount
     """Reads quality.parquet.
 
     Returns:
-        The measures of all crops, and the number of crops by category of the verdict; "" for those that are not rejected.
+        The measures of all crops, and the number of crops by category of their rejection; "" if they are not rejected.
 
     Raises:
         DatasetError: it cannot be read.
@@ -66,19 +66,19 @@ def verdicts_table(verdicts: Counter[str]) -> Table:
 
 
 def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Counter[str] | None) -> Section:
-    """Returns the section.
+    """Returns the section about quality.
 
     Args:
-        measures: of all crops that were read, or of a sample of those in the dataset.
-        limits: of the build.
-        verdicts: of :func:`read_verdicts`; None if the build had no limits.
+        measures: measures of all crops that were read, or of a sample of the dataset.
+        limits: limits of the build.
+        verdicts: verdicts from :func:`read_verdicts`; None if the build had no limits.
     """
     blocks: list[Block] = []
     if verdicts is None:
         blocks.append(
             Text(
-                f"This dataset was built without --quality, so these are the measures of {measures.num_crops:,} crops from all "
-                "over the dataset, and no crop was rejected because of them."
+                f"This dataset was built without --quality, so no crop was rejected for its quality; the measures are those of "
+                f"{measures.num_crops:,} crops from all over the dataset."
             )
         )
     else:
@@ -111,10 +111,10 @@ def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Mea
         values = [*(measures.quantile(name, share) for share in _SHARES), measures.maximum(name)]
         limit = _limit(limits, name)
         shown = "none" if limit is None else _with_unit(limit, name)
-        shown = "0" if name == "nan" else shown  # whatever the limits are
+        shown = "0" if name == "nan" else shown  # NaN is always rejected
         rows.append([_TITLES[name], *(_with_unit(value, name) for value in values), shown, _DEFINITIONS[name]])
     header = ("", *("median" if share == 0.5 else f"{100 * share:g} %" for share in _SHARES), "highest", "limit", "definition")
-    return Table("Measures of leads: the value that this share of the leads does not exceed", header, rows)
+    return Table("Measures of leads: the values that the given shares of the leads do not exceed", header, rows)
 
 
 def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:

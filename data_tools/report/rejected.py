@@ -35,7 +35,7 @@ def rejected_section(dataset: Dataset, num_examples: int, *, has_quality: bool) 
         has_quality: whether there is quality.parquet, which has the examples.
 
     Raises:
-        DatasetError: a table cannot be read, or has an example that is none.
+        DatasetError: a table cannot be read, or an example is damaged.
     """
     unused, partly = count_reasons(dataset.path / REJECTED_FILE)
     blocks: list[Block] = []
@@ -46,7 +46,7 @@ def rejected_section(dataset: Dataset, num_examples: int, *, has_quality: bool) 
         else:
             blocks.append(Text(f"{caption}: none."))
     if not has_quality:
-        blocks.append(Text("A build with --quality keeps examples of rejected crops, which would be drawn here."))
+        blocks.append(Text("Examples of rejected crops are drawn here if the dataset is built with --quality."))
         return Section("Rejected recordings", blocks)
     return Section("Rejected recordings", blocks, list(_examples(dataset, num_examples)))
 
@@ -60,7 +60,7 @@ def _examples(dataset: Dataset, num_examples: int) -> Iterator[Section]:
             panels.append(draw_crop(signal, row, f"rejected: {row['reason']}"))
     for category, panels in by_category.items():
         if panels:
-            caption = "The first of them, in the order of the input."
+            caption = "The first ones in the order of the input."
             yield Section(f"Rejected: {category[:_MAX_TEXT]}", [Figures(caption, panels, is_wide=True)])
 
 
@@ -77,7 +77,7 @@ def _read_examples(dataset: Dataset) -> Iterator[dict[str, Any]]:
 
 
 def _parse(dataset: Dataset, row: dict[str, Any]) -> NDArray[np.float32]:
-    """Returns the signal of an example, float32 [12, 5000] in uV; NaN are gaps, and so is everything that is not finite."""
+    """Returns the signal of an example, float32 [12, 5000] in uV; samples that are not finite become NaN, which is a gap."""
     num_valid, data = row["num_valid_samples"], row["example"]
     is_known = row["category"] is not None and row["reason"] is not None and set(row["leads"]) <= set(LEADS)
     if not (is_known and 0 < num_valid <= CROP_SAMPLES and len(data) == 4 * len(LEADS) * num_valid):

@@ -1,4 +1,4 @@
-"""Crops read from all over a dataset: their heart rates, quality measures, and examples."""
+"""Evenly spaced crops of a dataset: their heart rates, quality measures, and examples."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,10 +27,10 @@ class Sample:
     """Crops evenly spaced in a dataset.
 
     Attributes:
-        num_crops: how many.
-        heart_rates: per minute, of those with a rhythm.
+        num_crops: number of crops.
+        heart_rates: heart rates per minute, of crops in which it can be determined.
         measures: quality measures.
-        examples: the first and the middle one, on ECG paper.
+        examples: the first crops, on ECG paper.
     """
 
     num_crops: int = 0
@@ -53,7 +53,7 @@ def read_sample(dataset: Dataset, samples: duckdb.DuckDBPyConnection, num_exampl
     Args:
         dataset: the dataset.
         samples: its samples.parquet, opened by :func:`data_tools.shards.tables.open_samples`.
-        num_examples: how many to draw.
+        num_examples: number of crops to draw.
 
     Raises:
         DatasetError: a crop cannot be read.

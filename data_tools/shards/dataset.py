@@ -39,7 +39,7 @@ class Dataset:
     """A dataset folder, all of whose files exist and have the right sizes.
 
     Attributes:
-        path: the folder; of a dataset in object storage that of its small files in the cache.
+        path: the folder; for a dataset in object storage, the folder of its small files in the cache.
         manifest: the contents of manifest.json.
     """
 
@@ -52,11 +52,11 @@ class Dataset:
 
         Args:
             path: its folder or URL.
-            cache: where shards from a URL are kept; None: as the environment says.
+            cache: where to keep shards from a URL; None to take the options from the environment.
 
         Raises:
-            DatasetError: not a dataset, a newer format version, or a file that is missing, has the wrong size or is listed
-                twice.
+            DatasetError: there is no dataset, its format version is newer, or a file is missing, has the wrong size or is
+                listed twice.
         """
         folder = open_location(path, cache)
         manifest = read_manifest(folder)
@@ -70,7 +70,7 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Identifies the content and its order; equal for equal builds in any place."""
+        """Hash of the content and its order, equal for equal builds, wherever they are."""
         return self.manifest.fingerprint
 
     @property
@@ -80,7 +80,7 @@ class Dataset:
 
     @property
     def is_remote(self) -> bool:
-        """Whether the shards are in object storage; each part of them is checked when it is fetched."""
+        """Whether the shards are in object storage; their pieces are checked when they are fetched."""
         return find_remote(self.path) is not None
 
     @property
@@ -162,8 +162,8 @@ class Dataset:
         found: dict[int, str] = {}
         start = 0
         for table in read_groups(self._samples_file(), ["key"]):
-            own = rows[(rows >= start) & (rows < start + len(table))]
-            found.update(zip(own.tolist(), table["key"].take(own - start).to_pylist(), strict=True))
+            in_group = rows[(rows >= start) & (rows < start + len(table))]
+            found.update(zip(in_group.tolist(), table["key"].take(in_group - start).to_pylist(), strict=True))
             start += len(table)
         return [found[row] for row in rows.tolist()]
 
@@ -195,7 +195,7 @@ class Dataset:
         return [problem for problem in problems if problem is not None]
 
     def _samples_file(self) -> Path:
-        """Returns the path of samples.parquet, whose rows must be those that were there when the dataset was opened."""
+        """Returns the path of samples.parquet; raises DatasetError if it was replaced after the dataset was opened."""
         path, info = self.path / SAMPLES_FILE, self.manifest.tables.get(SAMPLES_FILE)
         with suppress(FileNotFoundError):
             if info is not None and path.stat().st_size != info.size:
@@ -252,7 +252,7 @@ def check_file(folder: Path, name: str, info: FileInfo, *, content: bool) -> str
     try:
         remote = None if path.exists() else find_remote(folder)
         size = path.stat().st_size if remote is None else remote.size(name)
-        if size is None:  # the server does not tell; it is checked when it is fetched
+        if size is None:  # the server does not say; the size is checked when the file is fetched
             return None
         if size != info.size:
             return f"{name}: has {size} bytes, expected {info.size}"

@@ -90,9 +90,9 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
         contents = read_contents(database)
     rows: list[list[object]] = []
     for split, total in manifest.counts.items():
-        own = [row[1:] for row in contents.counts if row[0] == split]
-        rows += [[split, *cells, _hours(num_samples)] for *cells, num_samples in own]
-        hours = _hours(sum(num_samples for *_, num_samples in own))
+        split_rows = [row[1:] for row in contents.counts if row[0] == split]
+        rows += [[split, *cells, _hours(num_samples)] for *cells, num_samples in split_rows]
+        hours = _hours(sum(num_samples for *_, num_samples in split_rows))
         rows.append([split, "all", total.recordings, total.patients, total.crops, total.segments, hours])
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
@@ -111,7 +111,7 @@ def _list_shares(shares: Sequence[tuple[str, float]]) -> str:
 
 
 def shorten_leads(leads: str) -> str:
-    """Returns a combination of leads, separated by spaces, as a short text."""
+    """Shortens a text of lead names separated by spaces."""
     return "all 12" if leads == " ".join(LEADS) else textwrap.shorten(leads, _MAX_LEADS_WIDTH, placeholder=" ...")
 
 
@@ -140,7 +140,7 @@ def _describe_rejected(dataset: Dataset) -> Iterator[str]:
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:
-    """Yields the lines of a table, with numbers aligned to the right and words to the left."""
+    """Yields the lines of a table, with columns of numbers aligned to the right, others to the left."""
     cells = [[str(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(header, *cells, strict=True)]
     is_number = [all(_looks_like_number(row[i]) for row in cells) and i > 0 for i in range(len(header))]

@@ -70,7 +70,7 @@ class ShardInfo(FileInfo):
 
     @property
     def name(self) -> str:
-        """The file's path in the folder of all shards, as in samples.parquet."""
+        """Path of the file below the folder of all shards, as in samples.parquet."""
         return self.file.partition("/")[2]
 
     @property
@@ -83,11 +83,11 @@ class PlanInfo(_Part):
     """A plan: a division of the crops into splits, made by ``ecg-data split``.
 
     Attributes:
-        kind: how it was made: "paper", "random", "kfold" or "column".
-        options: of that kind.
-        seed: of its random choices.
-        patients: SHA-256 of the table that gave the patients; ``None``: they are those of samples.parquet.
-        counts: contents of each split; crops in none are not counted.
+        kind: kind of plan: "paper", "random", "kfold" or "column".
+        options: options of that kind.
+        seed: seed of its random choices.
+        patients: SHA-256 of the table that names the patients; None if samples.parquet does.
+        counts: contents of each split; crops that are in no split are not counted.
         held_out: the splits whose crops pre-training must not use.
     """
 
@@ -103,8 +103,8 @@ class PlansInfo(FileInfo):
     """The table of the plans, with a column for each; see :mod:`data_tools.shards.plans`.
 
     Attributes:
-        file: relative to the dataset.
-        plans: by name.
+        file: path relative to the dataset.
+        plans: the plans by name.
     """
 
     file: Annotated[str, Field(pattern=r"^splits-[0-9a-f]+\.parquet$")]
@@ -128,10 +128,10 @@ class AdditionInfo(_Part):
     """Recordings that ``ecg-data add`` appended.
 
     Attributes:
-        tool_version: version that did it.
+        tool_version: version of ecg-engine that added them.
         source: the corpus.
-        options: inputs and how they were read.
-        first_shards: number of shards of each split before.
+        options: the inputs, and the options for reading them.
+        first_shards: number of shards of each split before the addition.
     """
 
     tool_version: str
@@ -166,7 +166,7 @@ class Manifest(_Part):
         return self.model_copy(update={"fingerprint": self.compute_fingerprint()})
 
     def first_of_part(self, split: str, number: int) -> int:
-        """Returns the first shard of the part of a split that a shard belongs to: what one build or addition wrote.
+        """Returns the first shard of the part of a split that a shard belongs to; each build or addition writes one part.
 
         Args:
             split: name of the split.
@@ -185,7 +185,7 @@ class Manifest(_Part):
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Writes manifest.json, the last file of a build: a dataset that has one is complete."""
+    """Writes manifest.json. It is the last file of a build, so a dataset that has one is complete."""
     absent = {"arrays": not manifest.arrays, "additions": not manifest.additions, "splits": manifest.splits is None}
     content = manifest.model_dump(mode="json", exclude={name for name, is_absent in absent.items() if is_absent})
     with atomic_write(folder / MANIFEST_FILE) as file:

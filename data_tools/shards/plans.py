@@ -1,9 +1,9 @@
-"""The plans of a dataset: divisions of its crops into splits, beside the one that the shards follow.
+"""The plans of a dataset: divisions of its crops into splits, besides the division that the shards follow.
 
-``splits-HASH.parquet`` has the rows of samples.parquet: their ``key``; a column for each plan, with the name of a split, or ""
-for crops that are in none; for a plan whose samples are single segments ``PLAN_segment``, 0 or 1 where one of a crop's two
-segments was chosen, else -1; and ``patient``, if a table gave the patients (those who share a signal have
-one name). :mod:`data_tools.splits` makes plans.
+``splits-HASH.parquet`` has the same rows as samples.parquet, with these columns: ``key``; one for each plan, with the name of a
+split, or "" for crops that are in none; for a plan whose samples are single segments ``PLAN_segment``, 0 or 1 where one of a
+crop's two segments was chosen, else -1; and ``patient``, if a table names the patients (patients who share a signal have one
+name). :mod:`data_tools.splits` makes plans.
 """
 
 import re
@@ -30,8 +30,8 @@ class PlanRows:
     Attributes:
         where: dataset and plan, for messages.
         splits: names of the splits.
-        codes: int8 [rows of samples.parquet], number of each crop's split; -1: none.
-        segments: int8, likewise: which segment of the crop is used; -1: all. ``None``: all of all crops.
+        codes: int8 [rows of samples.parquet], index of each crop's split in ``splits``; -1 for no split.
+        segments: int8 [rows of samples.parquet], which segment of the crop is used, -1 for all; None if all crops are whole.
     """
 
     where: str
@@ -56,10 +56,11 @@ def read_plan(dataset: Dataset, name: str) -> PlanRows:
 
     Args:
         dataset: the dataset.
-        name: of the plan; of a k-fold plan ``NAME/K``, too: fold K is ``test``, the next one ``valid``, the others ``train``.
+        name: name of the plan. For a k-fold plan also ``NAME/K``: fold K is ``test``, the next one ``valid``, the others
+            ``train``.
 
     Raises:
-        DatasetError: no such plan or fold, or a table that cannot be read.
+        DatasetError: there is no such plan or fold, or the table cannot be read.
     """
     column, fold, info = _find_plan(dataset, name)
     path = dataset.path / plans_info(dataset).file
@@ -100,7 +101,7 @@ def _find_plan(dataset: Dataset, name: str) -> tuple[str, int | None, PlanInfo]:
 
 
 def plans_info(dataset: Dataset) -> PlansInfo:
-    """Returns the manifest's entry on plans; of a dataset without any, an empty one."""
+    """Returns the manifest's entry on plans; an empty one for a dataset without plans."""
     empty = PlansInfo(file="splits-0.parquet", size=0, sha256="0" * 64, plans={})
     return dataset.manifest.splits or empty
 
@@ -110,7 +111,7 @@ def held_out(dataset: Dataset, read: Callable[[Dataset, str], PlanRows] = read_p
 
     Args:
         dataset: the dataset.
-        read: reads a plan.
+        read: function that reads a plan, such as one with a cache.
 
     Raises:
         DatasetError: the table cannot be read.

@@ -24,9 +24,9 @@ from data_tools.shards.manifest import SAMPLES_FILE, DatasetError, FileInfo, Sha
 from data_tools.signal_ops import hash_signal
 
 ALL_LEADS = range(len(LEADS))
-# Where a crop is: the number of its shard in the store, and its offset as in samples.parquet.
+# Where a crop is: the index of its shard in the store, and its offset as in samples.parquet.
 PLACE_DTYPE = np.dtype([("shard", "<i4"), ("offset", "<i8")])
-# Windows of the sample order touch a few shards at a time; files of others are closed again.
+# A window of the sample order touches only a few shards, so the files of others are closed.
 _MAX_OPEN_SHARDS = 64
 
 
@@ -35,7 +35,7 @@ class StoredCrop(NamedTuple):
 
     Attributes:
         signal: little-endian int16 [12, 5000] in uV, as bytes.
-        metadata: its row of samples.parquet without PLACE_COLUMNS, in their order.
+        metadata: its row of samples.parquet without PLACE_COLUMNS, in the order of the columns.
     """
 
     signal: bytes | memoryview
@@ -46,9 +46,9 @@ class ShardOptions(NamedTuple):
     """The options of a shard.
 
     Attributes:
-        capacity: number of crops in each shard of the split but the last one.
-        compression: name of the compression; None for a format without one.
-        first: number of the first shard of the same part of the split; 0 for what was built, more for what was added.
+        capacity: number of crops in each shard of the split except the last one.
+        compression: name of the compression; None for a format without compression.
+        first: number of the first shard of the same part of the split: 0 for shards of the build, more for added ones.
     """
 
     capacity: int
@@ -72,12 +72,12 @@ class ShardError(DatasetError):
         super().__init__(f"{display(dataset)}: {self.problem}; check it with `ecg-data verify {display(dataset)}`")
 
     def __reduce__(self) -> tuple[type["ShardError"], tuple[Path, str, str]]:
-        """Tells worker processes how to send this error: its arguments are not those of ``Exception``."""
+        """Makes the error picklable, so that worker processes can send it: its arguments are not those of ``Exception``."""
         return type(self), self._arguments
 
 
 class OpenShard:
-    """An open shard; its file is closed when the last thread that reads from it lets go of it.
+    """An open shard; its file is closed when nobody refers to it any more.
 
     Args:
         dataset: folder of the dataset; if that is in the cache, the shard is read from object storage.
@@ -100,10 +100,10 @@ class OpenShard:
             raise self.error(f"cannot be opened ({error.strerror})") from None
 
     def read(self, memory: memoryview, offset: int) -> None:
-        """Fills the memory from a place in the file.
+        """Fills the memory with bytes of the file from ``offset`` on.
 
         Raises:
-            ShardError: the file ends before, or cannot be read.
+            ShardError: the file is too short, or cannot be read.
             StorageError: object storage cannot be read.
         """
         if self._remote is not None:
@@ -112,7 +112,7 @@ class OpenShard:
             return
         try:
             num_bytes = os.preadv(self._descriptor, [memory], offset)
-            # A signal or a network file system may cut a read short; the end of the file reads as nothing.
+            # A signal or a network file system may cut a read short; at the end of the file, nothing is read.
             while num_bytes < len(memory):
                 more = os.preadv(self._descriptor, [memory[num_bytes:]], offset + num_bytes)
                 if not more:
@@ -125,7 +125,7 @@ class OpenShard:
         """Returns where the file contains a crop: first byte and number of bytes.
 
         Args:
-            offset: of the crop, as in samples.parquet.
+            offset: offset of the crop, as in samples.parquet.
         """
         raise NotImplementedError
 
@@ -198,11 +198,11 @@ class ShardStore(ABC):
 
         Args:
             places: [n] of PLACE_DTYPE.
-            out: int16 [n, len(leads), 5000], C-ordered, is overwritten; 1 unit = 1 uV.
+            out: int16 [n, len(leads), 5000] in uV, C-ordered; overwritten.
             leads: which leads, as ascending row numbers of LEADS.
 
         Raises:
-            ShardError: a shard is missing, or does not contain a crop.
+            ShardError: a shard is missing or damaged, or does not contain a crop.
         """
 
     def read_rows(self, rows: pa.Table) -> NDArray[np.int16]:
@@ -255,7 +255,7 @@ class ShardStore(ABC):
         Args:
             dataset: folder of the dataset.
             shards: all shards of the part.
-            options: those of each split that has shards.
+            options: options of each split that has shards.
 
         Returns:
             Size and hash of each file by its path in the dataset.
@@ -275,9 +275,9 @@ class ShardStore(ABC):
 
     @property
     def max_prefetched(self) -> int:
-        """Number of crops that :meth:`prefetch` may be ahead of :meth:`read`; 0 if the shards are on this machine.
+        """Number of crops by which :meth:`prefetch` may be ahead of :meth:`read`; 0 if the shards are on this machine.
 
-        With it, half of the cache is ahead even if only every other byte fetched is read.
+        Prefetched pieces fill at most half of the cache, even if only every other byte of them is read.
         """
         if self._remote is None:
             return 0
@@ -285,11 +285,11 @@ class ShardStore(ABC):
         return self._remote.max_bytes * num_crops // (4 * max(1, num_bytes))
 
     def prefetch(self, places: NDArray[np.void], *, now: bool = False) -> None:
-        """Begins to fetch the parts of shards in object storage that contain some crops, in their order; does not wait for it.
+        """Starts to fetch the pieces of shards in object storage that contain crops, in the crops' order; returns at once.
 
         Args:
             places: [n] of PLACE_DTYPE.
-            now: before what was asked for earlier.
+            now: whether to fetch them before pieces that were prefetched earlier.
 
         Raises:
             DatasetError: a shard cannot be opened.
@@ -297,7 +297,7 @@ class ShardStore(ABC):
         if self._remote is None:
             return
         numbers = dict.fromkeys(places["shard"].tolist())
-        # All at once, because opening them one by one would take a request each.
+        # All at once: the shards opened below would otherwise wait for one request after the other.
         self._remote.prefetch(
             piece
             for number in numbers
@@ -313,7 +313,7 @@ class ShardStore(ABC):
     def _in_file_order(self, places: NDArray[np.void]) -> Iterator[tuple[int, OpenShard, int]]:
         """Yields the index of each place, its open shard, and its offset, in the order of the files.
 
-        That order is for disks whose head has to move.
+        Disks with moving heads read fastest in that order.
         """
         self.prefetch(places, now=True)
         shards, offsets = places["shard"], places["offset"]

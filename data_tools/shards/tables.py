@@ -1,6 +1,6 @@
-"""samples.parquet and rejected.parquet: their columns, and reading and writing them in pieces.
+"""samples.parquet and rejected.parquet: their columns, and functions that read and write them in pieces.
 
-The table of all crops may be larger than memory, so no more than a row group of it is ever loaded.
+The table of all crops may be larger than memory, so at most one row group is loaded at a time.
 """
 
 import glob
@@ -19,7 +19,7 @@ from data_tools.scratch_database import scratch_database
 from data_tools.shards.manifest import DatasetError
 from data_tools.validation import one_line
 
-# The metadata of a row group take 16 kB of a reader's memory, however few rows it has.
+# Small row groups waste memory: the metadata of each take 16 kB of a reader's memory.
 ROWS_PER_GROUP = 1 << 16
 _ROWS_AT_ONCE = 256
 
@@ -78,7 +78,7 @@ def crop_metadata(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def iterate_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yields rows one by one, converted in batches: as Python objects they take six times the memory."""
+    """Yields rows one by one, converted batch by batch because Python objects take six times the memory."""
     for batch in table.to_batches(max_chunksize=_ROWS_AT_ONCE):
         yield from batch.to_pylist()
 
@@ -115,7 +115,7 @@ def read_groups(
         columns: names of columns; None for all.
         start: first row.
         stop: one past the last row; None for all.
-        dictionaries: columns in which a value that occurs often is in memory only once.
+        dictionaries: columns to read as dictionaries, so that repeated values are in memory only once.
 
     Raises:
         DatasetError: the table cannot be read.
@@ -135,7 +135,7 @@ def read_groups(
 
 
 def read_schema(path: Path) -> pa.Schema:
-    """Returns the columns of a table.
+    """Returns the schema of a table.
 
     Raises:
         DatasetError: the table cannot be read.

@@ -1,8 +1,8 @@
 """Tar shards: every crop has a member ``KEY.npy`` (signal) and a member ``KEY.json`` (metadata).
 
 Any webdataset reader can read them. Headers are fixed (ustar, time 0, owner 0), so the bytes depend only on the crops. The
-index of a shard has DALI's format: a line ``v1.2 N``, then for each crop ``extension offset size name`` of each of its
-members, where ``offset`` is that of the member's data.
+index of a shard has DALI's format: a line ``v1.2 N``, then a line per crop with ``extension offset size name`` for each of its
+members, where ``offset`` is the byte at which the member's data begin.
 """
 
 import hashlib
@@ -44,7 +44,7 @@ class WrittenFile:
 
 @dataclass(frozen=True)
 class TarMember:
-    """A member of a shard; ``offset`` and ``size`` are those of its data, in bytes."""
+    """A member of a shard; ``offset`` and ``size`` of its data are in bytes."""
 
     name: str
     offset: int
@@ -158,7 +158,7 @@ def read_index(path: Path) -> list[tuple[TarMember, ...]]:
 
 
 def parse_npy(data: bytes, where: str) -> NDArray[np.int16]:
-    """Returns the signal, int16 [12, 5000], in the bytes of a ``.npy`` member; raises ValueError if there is none."""
+    """Returns the signal, int16 [12, 5000], from the bytes of a ``.npy`` member; raises ValueError for any other content."""
     if len(data) != NPY_BYTES or data[:NPY_HEADER_BYTES] != NPY_HEADER:
         raise ValueError(f"{where}: expected an int16 signal of shape ({len(LEADS)}, {CROP_SAMPLES})")
     signal = np.frombuffer(data, dtype="<i2", offset=NPY_HEADER_BYTES).reshape(len(LEADS), CROP_SAMPLES)

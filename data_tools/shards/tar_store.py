@@ -1,7 +1,7 @@
 """Stores crops in tar shards, uncompressed.
 
-A crop in a raw tar is 120,000 bytes at a known place, so reading one is a single ``preadv`` into the batch's memory: no tar
-headers, no decoding, no copy, and no Python lock held meanwhile.
+A crop in an uncompressed tar file is 120,000 bytes at a known offset, so reading it takes a single ``preadv`` into the batch's
+memory: no tar headers, no decoding, no copy, and without holding the GIL.
 """
 
 import json
@@ -46,7 +46,7 @@ class OpenTarShard(OpenShard):
 
 
 class TarStore(ShardStore):
-    """Stores crops in webdataset's tar shards; offset is that of the ``.npy`` member's data in bytes."""
+    """Stores crops in webdataset's tar shards; ``offset`` is the byte at which the ``.npy`` member's data begin."""
 
     folder = "shards"
     shard_class = OpenTarShard
@@ -132,7 +132,7 @@ def encode_metadata(metadata: dict[str, Any]) -> bytes:
 
 
 def _runs(leads: Sequence[int]) -> list[tuple[int, int]]:
-    """Ascending numbers as runs of adjacent ones: [0, 1, 7] -> [(0, 2), (7, 1)], each (first, length)."""
+    """Groups ascending numbers into runs (first, length): [0, 1, 7] -> [(0, 2), (7, 1)]."""
     assert all(a < b for a, b in pairwise(leads)), f"leads must be in ascending order, got {list(leads)}"
     starts = [i for i in range(len(leads)) if i == 0 or leads[i] != leads[i - 1] + 1]
     return [(leads[start], end - start) for start, end in pairwise([*starts, len(leads)])]
@@ -143,7 +143,7 @@ def _check_index(folder: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember
         yield f"{shard.file}: its index is not listed in the manifest"
         return
     path = folder / shard.index.file
-    if not path.is_file():  # this was reported with the other files
+    if not path.is_file():  # already reported as a missing file
         return
     try:
         index = read_index(path)

@@ -11,13 +11,13 @@ from data_tools.shards.manifest import ShardInfo
 
 
 class VerificationCache:
-    """Sizes and modification times of a dataset's shards when they were verified, in the user's cache folder.
+    """Keeps the sizes and modification times of verified shards in the user's cache folder.
 
     Args:
         dataset: the dataset.
 
     Attributes:
-        unverified: the shards that have changed since they were verified, or never were.
+        unverified: the shards that were never verified, or have changed since.
     """
 
     def __init__(self, dataset: Dataset) -> None:
@@ -39,7 +39,7 @@ class VerificationCache:
             write_text(self._file, content)
 
     def _read(self) -> dict[str, list[int]]:
-        """Returns the recorded stamps; none if the file cannot be read, as it only saves time."""
+        """Returns the recorded stamps; none if the file cannot be read, because it only saves time."""
         try:
             content = json.loads(self._file.read_text())
         except (OSError, ValueError, RecursionError):

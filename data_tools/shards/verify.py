@@ -81,14 +81,14 @@ def _find_strays(folder: Path, manifest: Manifest) -> Iterator[str]:
 
 def _check_arrays(folder: Path, manifest: Manifest) -> Iterator[str]:
     for name, info in manifest.arrays.items():
-        # A missing file or wrong size was reported with the other files.
+        # A missing file or wrong size has already been reported.
         if check_file(folder, name, info, content=False) is None and (problem := check_file(folder, name, info, content=True)):
             yield problem
 
 
 def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema) -> Iterator[str]:
     info = manifest.tables.get(name)
-    # A missing file or wrong size was reported with the other files.
+    # A missing file or wrong size has already been reported.
     if info is None or check_file(folder, name, info, content=False):
         return
     problem = check_file(folder, name, info, content=True)
@@ -104,7 +104,7 @@ def _check_table(folder: Path, manifest: Manifest, name: str, schema: pa.Schema)
 
 
 def _check_plans(folder: Path, info: PlansInfo) -> Iterator[str]:
-    # A missing file or wrong size was reported with the other files.
+    # A missing file or wrong size has already been reported.
     if check_file(folder, info.file, info, content=False):
         return
     problem = check_file(folder, info.file, info, content=True)
@@ -128,7 +128,7 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
     store = STORES[manifest.encoding]
     checked: set[str] = set()
     running: deque[Future[list[str]]] = deque()
-    # Hashing and reading release the interpreter lock, so threads are enough.
+    # Hashing and reading release the GIL, so threads are enough.
     with ThreadPoolExecutor(num_threads) as pool:
         for shard in manifest.shards:
             own_rows = None
@@ -150,7 +150,7 @@ def _check_shards(folder: Path, manifest: Manifest, rows: Iterator[pa.Table] | N
 def _check_shard(
     dataset: Path, manifest: Manifest, shard: ShardInfo, store: type[ShardStore], rows: pa.Table | None
 ) -> list[str]:
-    """Checks a shard and its index, whose sizes were compared before."""
+    """Checks a shard and its index; their sizes have been checked before."""
     try:
         with local_shard(dataset, manifest, shard) as folder:
             return _check_local_shard(folder, shard, store, rows)

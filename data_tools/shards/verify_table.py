@@ -1,4 +1,4 @@
-"""Verifies samples.parquet and the plans: that they match the manifest, that keys are unique and splits share no patients."""
+"""Verifies samples.parquet and the plans: they match the manifest, keys are unique, and splits share no patients."""
 
 import glob
 from collections.abc import Iterable, Iterator
@@ -41,7 +41,7 @@ _SHARED_IN_PLAN = """
 
 
 def is_in_order(path: Path, manifest: Manifest) -> bool:
-    """Whether the rows of samples.parquet are those of the shards listed, in their order."""
+    """Whether the rows of samples.parquet follow the shards in the manifest, in the same order."""
     expected: list[tuple[object, ...]] = []
     start = 0
     for shard in manifest.shards:
@@ -53,12 +53,12 @@ def is_in_order(path: Path, manifest: Manifest) -> bool:
 
 
 def rows_by_shard(path: Path, manifest: Manifest, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """Yields the rows of each shard; the table must be in order."""
+    """Yields the rows of each shard; the table must be in order, see :func:`is_in_order`."""
     return _cut(read_groups(path, columns), (shard.count for shard in manifest.shards))
 
 
 def _cut(tables: Iterator[pa.Table], counts: Iterable[int]) -> Iterator[pa.Table]:
-    """Cuts a stream of tables into tables with the given numbers of rows, of which there must be enough."""
+    """Cuts a stream of tables into tables with the given numbers of rows; the stream must be long enough."""
     rest = SAMPLES_SCHEMA.empty_table()
     for count in counts:
         pieces, num_missing = [], count

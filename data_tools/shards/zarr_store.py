@@ -1,10 +1,10 @@
 """Stores crops in zarr v3 arrays, one array per split, compressed.
 
-``zarr/SPLIT`` is an array int16 [crops, 12, 5000] that any zarr library can open. What is added later is an array of its own,
-``zarr/SPLIT-NUMBER`` with the number of its first shard, because in an array all shards but the last are full. The shards of
-an array are our shards, and each inner chunk is one crop with a CRC, so a single crop can be read and checked. Shards are
-written and read here, without the library: to decode one crop takes a single read and a call that holds no Python lock,
-several times as fast.
+``zarr/SPLIT`` is an array int16 [crops, 12, 5000] that any zarr library can open. Crops that are added later form a separate
+array, ``zarr/SPLIT-NUMBER`` with the number of its first shard, because all shards of an array except the last must be full.
+The shards of an array are the dataset's shards, and each inner chunk is one crop with a CRC, so a single crop can be read and
+checked. Shards are written and read here without the zarr library: a crop takes one read and one call that releases the GIL,
+which is several times as fast.
 
 https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html describes a shard: the chunks, then offset
 and length of each in bytes (both 2**64 - 1 for those left out), then the CRC of these numbers.
@@ -50,14 +50,14 @@ _ATTRIBUTES = {
     "unit": "uV",
     "sampling_rate": SAMPLING_RATE,
 }
-# With threads of its own, Blosc may write the blocks of a chunk in any order.
+# With its own threads, Blosc may write the blocks of a chunk in any order, so the bytes would vary.
 numcodecs.blosc.use_threads = False
 _PCODEC = PCodec(level=8)
 _BLOSC = Blosc(cname="zstd", clevel=5, shuffle=Blosc.BITSHUFFLE)
 
 
 class _Compression(NamedTuple):
-    """How a crop becomes bytes: the codecs in zarr's metadata, and functions that do the same."""
+    """The codecs of a compression in zarr's metadata, and functions that do the same."""
 
     codecs: list[dict[str, Any]]
     encode: Callable[[NDArray[np.int16]], bytes]
@@ -82,7 +82,7 @@ class OpenZarrShard(OpenShard):
     """An open shard with its index.
 
     Raises:
-        ShardError: the shard or its array's zarr.json cannot be read, or they are not as this package writes them.
+        ShardError: the shard or its array's zarr.json cannot be read, or this package does not write such arrays.
     """
 
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
@@ -96,7 +96,11 @@ class OpenZarrShard(OpenShard):
         numbers = _remove_crc(index)
         if numbers is None:
             raise self.error("has a damaged index")
-        self._index = np.frombuffer(numbers, "<u8").reshape(capacity, 2).tolist()
+        entries = np.frombuffer(numbers, "<u8").reshape(capacity, 2)
+        # The CRC does not protect against a forged index, whose sizes would be allocated.
+        if np.any(entries[entries[:, 0] != _NO_CHUNK] > shard.size):
+            raise self.error("has a damaged index")
+        self._index = entries.tolist()
 
     @classmethod
     def pieces_to_open(cls, dataset: Path, remote: RemoteDataset, shard: ShardInfo) -> list[Piece]:
@@ -178,11 +182,13 @@ class ZarrStore(ShardStore):
     def write_arrays(cls, dataset: Path, shards: Sequence[ShardInfo], options: dict[str, ShardOptions]) -> dict[str, FileInfo]:
         """Writes the zarr.json of each split's array and of their group; see :meth:`ShardStore.write_arrays`."""
         nodes: dict[str, dict[str, Any]] = {"": {"zarr_format": 3, "node_type": "group", "attributes": _ATTRIBUTES}}
-        for split, own in options.items():
+        for split, shard_options in options.items():
             counts = [shard.count for shard in shards if shard.split == split]
-            num_crops = own.capacity * (len(counts) - 1) + counts[-1]
-            assert own.compression is not None, "a zarr array needs a compression"
-            nodes[f"{_array_name(split, own)}/"] = _array_metadata(num_crops, own.capacity, own.compression)
+            num_crops = shard_options.capacity * (len(counts) - 1) + counts[-1]
+            assert shard_options.compression is not None, "a zarr array needs a compression"
+            nodes[f"{_array_name(split, shard_options)}/"] = _array_metadata(
+                num_crops, shard_options.capacity, shard_options.compression
+            )
         files = {}
         for prefix, node in nodes.items():
             name, content = f"{cls.folder}/{prefix}{_METADATA_FILE}", json.dumps(node, indent=1).encode() + b"\n"
@@ -242,7 +248,7 @@ def _crc(data: bytes) -> bytes:
 
 
 def _remove_crc(data: bytearray) -> bytes | None:
-    """Returns the data without their CRC; None if it is wrong."""
+    """Returns the data without their CRC; None if the CRC is wrong."""
     view = memoryview(data)
     content = bytes(view[:-_CRC_BYTES])
     return content if _crc(content) == view[-_CRC_BYTES:] else None
@@ -278,7 +284,7 @@ def _read_metadata(dataset: Path, shard: ShardInfo) -> tuple[int, _Compression]:
     """Returns the number of crops per shard of a shard's array, and its compression.
 
     Raises:
-        ShardError: zarr.json is missing or not one that :func:`_array_metadata` returns.
+        ShardError: zarr.json is missing, or differs from what :func:`_array_metadata` returns.
     """
     name = (Path(shard.file).parent / _METADATA_FILE).as_posix()
     try:

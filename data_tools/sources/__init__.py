@@ -6,7 +6,7 @@ from pathlib import Path
 
 from data_tools.sources.protocol import Acceptable, RecordingFile, Source
 
-# Module and class of each; a module is imported when it is needed, so that the command line responds at once.
+# Module and class of each source. Modules are imported only when needed, so that the command line starts quickly.
 SOURCES: dict[str, tuple[str, str]] = {
     "physionet2021": ("physionet2021", "PhysioNet2021"),
     "ptbxl": ("ptbxl", "PtbXl"),

@@ -1,6 +1,6 @@
-"""How recordings are laid out in the arrays of HDF5 or NumPy files: the form of the file that ``hdf5`` and ``numpy`` take.
+"""The layout of recordings in the arrays of HDF5 or NumPy files: the file that the sources ``hdf5`` and ``numpy`` take.
 
-YAML or JSON. This is CODE-15's::
+It is YAML or JSON. CODE-15's layout is::
 
     files: exams_part*.hdf5                 # relative to the folder of this file
     signals: tracings                       # array of the signals
@@ -30,14 +30,14 @@ _MAX_BYTES = 1 << 20
 
 
 class Table(Options):
-    """A CSV file with a row per recording, by which patients are known."""
+    """A CSV file with a row per recording, which identifies the patients."""
 
     file: str
     """Path, relative to the folder of the layout."""
     name: str | None = None
     """Column of the recordings' names; null: the rows are in the order of the recordings."""
     file_name: str | None = None
-    """Column of the name of the file that contains the recording."""
+    """Column with the name of the file that contains the recording."""
     patient: str | None = None
     """Column of the patients' names."""
     age: str | None = None
@@ -56,16 +56,16 @@ class Table(Options):
 
 
 class ArrayLayout(Options):
-    """See the module."""
+    """The layout of an input; an example is at the top of this module."""
 
     files: str
     """Paths of the files, relative to the folder of the layout; ``*`` and ``**`` as in a shell."""
     signals: str = ""
-    """Name of the array of the signals; of .npy files, empty."""
+    """Name of the array of the signals; empty for .npy files."""
     axes: tuple[Literal["recording", "sample", "lead"], ...] = ("recording", "sample", "lead")
     """Axes of this array, in order; without "recording", a file contains one recording."""
     leads: tuple[str, ...]
-    """Leads in order; names that are no lead are left out."""
+    """Names along the axis of the leads; channels whose names are unknown are left out."""
     sampling_rate: float = Field(gt=0)
     """Hz."""
     unit: str = "mV"
@@ -73,7 +73,7 @@ class ArrayLayout(Options):
     gain: float = Field(default=1.0, gt=0)
     """Stored numbers per unit."""
     names: str | None = None
-    """Name of the array of the recordings' names; null: file name and number."""
+    """Name of the array of the recordings' names; null: the file name and a number."""
     patients: str | None = None
     """Name of the array of the patients' names."""
     source: str | None = Field(default=None, min_length=1)
@@ -113,7 +113,7 @@ def read_layout(path: Path, folders: InputFolders) -> ArrayLayout:
     """Reads a layout.
 
     Raises:
-        ValueError: it cannot be read, or is wrong.
+        ValueError: it cannot be read, or is invalid.
     """
     try:
         values = yaml.safe_load(read_file(path, folders, _MAX_BYTES))

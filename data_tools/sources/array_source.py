@@ -1,4 +1,4 @@
-"""A source whose recordings are rows of arrays, in HDF5 or NumPy files."""
+"""A source whose recordings are entries of arrays in HDF5 or NumPy files."""
 
 import math
 import sys
@@ -24,14 +24,14 @@ from data_tools.sources.protocol import Acceptable, RecordingFile
 from data_tools.sources.rules import apply_rules
 
 _MAX_LOADED_BYTES = 64 << 20  # a longer recording is read piece by piece
-# A file may declare arrays that it does not contain. Compressed to less, a recording is no ECG.
+# A file may declare arrays that are larger than what it contains. A real ECG does not compress further than this.
 _MAX_COMPRESSION = 1000
 _MIN_RECORDING_BYTES = 100
 _TRUE = {"1", "1.0", "true", "yes"}
 
 
 class Array(Protocol):
-    """An array in a file, of which slices are read on demand."""
+    """An array in a file, whose slices are read on demand."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -55,7 +55,7 @@ class Arrays(Protocol):
         """Returns an array.
 
         Raises:
-            RecordingError: no array has this name, or it must not be read.
+            RecordingError: no array has this name, or it is not safe to read.
         """
         ...
 
@@ -82,7 +82,7 @@ class ArraySource(ABC):
 
     @abstractmethod
     def _open_arrays(self, path: Path) -> AbstractContextManager[Arrays]:
-        """Opens a file; RecordingError if it cannot be read."""
+        """Opens a file; raises RecordingError if it cannot be read."""
 
     def _folder(self, path: Path) -> Path:
         """Returns the folder that contains the files of an input."""
@@ -144,7 +144,7 @@ class ArraySource(ABC):
     def _find_rows(
         self, folder: Path, path: Path, source: str, layout: ArrayLayout, table: IdTable | None, order: Iterator[int]
     ) -> Iterator[RecordingFile]:
-        """Yields the recordings of a file; ``order`` numbers those of all files."""
+        """Yields the recordings of a file; ``order`` counts the recordings of all files."""
         stem = printable(path.relative_to(folder).with_suffix(""))
         try:
             names, patients, size = self._list_rows(path, stem, layout)
@@ -175,7 +175,7 @@ class ArraySource(ABC):
             names = None if layout.names is None else arrays.strings(layout.names, num_rows)
             patients = None if layout.patients is None else arrays.strings(layout.patients, num_rows)
             size = int(np.prod(signals.shape)) // max(1, num_rows) * signals.dtype.itemsize
-            # CODE-15 ends each file with a row of zeros.
+            # A last row of zeros is padding, which ends each file of CODE-15.
             if num_rows and size <= _MAX_LOADED_BYTES and not np.any(_read_slice(signals, layout, num_rows - 1, 0, None)):
                 num_rows -= 1
         return (names or [f"{stem}-{row:06d}" for row in range(num_rows)])[:num_rows], patients, size
@@ -219,10 +219,10 @@ class ArraySource(ABC):
 
 
 def check_signals(arrays: Arrays, layout: ArrayLayout, file_size: int) -> Array:
-    """Returns the array of the signals of a file, whose shape is that of the layout.
+    """Returns the array of a file's signals after comparing its shape and type with the layout.
 
     Raises:
-        RecordingError: it is not.
+        RecordingError: they do not match, or the array is too large for the file.
     """
     signals = arrays.get(layout.signals)
     what = f"'{layout.signals}'" if layout.signals else "the array"
@@ -262,17 +262,17 @@ def _from_memory(signal: NDArray[np.float32]) -> Read:
 
 
 def check_length(name: str, array: Array, expected: int) -> None:
-    """Checks the number of elements of an array with one for each recording.
+    """Checks that an array has one element for each recording.
 
     Raises:
-        RecordingError: it is another one.
+        RecordingError: it does not.
     """
     if math.prod(array.shape) != expected:
         raise RecordingError("another layout", f"'{name}' has {math.prod(array.shape)} entries for {expected} recordings")
 
 
 def _check_order(path: Path, table: Table, rows: IdTable, num_found: int) -> None:
-    """Checks that a table in the order of the recordings has a row for each."""
+    """Checks that a table in the order of the recordings has one row for each."""
     if num_found not in {0, len(rows)}:  # none: the input was given twice
         raise ValueError(
             f"{path}: {num_found} recordings, but {len(rows)} rows in {table.file}, so that they cannot be matched by their "

@@ -22,7 +22,7 @@ _UNITS_PER_MILLIVOLT = {
 
 
 def units_per_millivolt(unit: str) -> float | None:
-    """Returns how many of a unit are 1 mV; None if it is not a unit of voltage."""
+    """Returns how many of a unit make 1 mV; None if it is not a unit of voltage."""
     return _UNITS_PER_MILLIVOLT.get(unit.strip().lower())
 
 

@@ -1,8 +1,8 @@
 """CODE-15%: ``exams_part*.hdf5`` and ``exams.csv``. https://zenodo.org/records/4916206.
 
-Tracings have 400 Hz and are padded with zeros to 4096 samples; each file ends with a row of zeros. The table is in another
-order, and is joined by ``exam_id`` and ``trace_file``. The labels are the names of the columns that are true. The authors are
-not clear about the unit of the amplitudes, which look like mV, and have not removed the baseline.
+Tracings are sampled at 400 Hz and padded with zeros to 4096 samples; each file ends with a row of zeros. The table is in a
+different order and is joined by ``exam_id`` and ``trace_file``. The labels are the names of the columns that are true. The
+authors do not state the unit of the amplitudes, which appears to be mV, and have not removed the baseline.
 """
 
 from pathlib import Path

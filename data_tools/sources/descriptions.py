@@ -20,13 +20,13 @@ class Description:
     """The description of a recording.
 
     Attributes:
-        age: in years.
+        age: age in years.
         sex: "female" or "male".
         labels: codes, each once.
         patient: name of the patient.
-        notes: parts that could not be used.
+        notes: parts of the description that could not be used, each as "reason: detail".
         problem: why the recording cannot be used, as "reason: detail".
-        row: number of the recording in its file, which holds several.
+        row: index of the recording in its file, if the file contains several.
     """
 
     age: float | None = None
@@ -38,7 +38,7 @@ class Description:
     row: int | None = None
 
     def encode(self, row: int | None = None) -> str:
-        """Returns it as JSON, without what is not known; ``row`` is that of the recording in its file."""
+        """Returns the known fields as JSON; ``row`` is the index of the recording in its file."""
         fields = asdict(self) | {"row": row}
         return json.dumps({name: value for name, value in fields.items() if value not in (None, ())})
 
@@ -53,7 +53,7 @@ class Description:
 
     @classmethod
     def decode(cls, text: str) -> Self:
-        """Restores a description from :meth:`encode`; the empty string says nothing."""
+        """Restores a description from :meth:`encode`; an empty string gives an empty description."""
         fields: dict[str, Any] = json.loads(text) if text else {}
         return cls(**{**fields, **{name: tuple(value) for name, value in fields.items() if isinstance(value, list)}})
 
@@ -61,7 +61,7 @@ class Description:
 def parse_comments(comments: Iterable[str]) -> Description:
     """Parses comment lines such as ``Age: 77``, ``Sex: Female``, ``Dx: 253352002,427084000`` and ``Patient: P0001``.
 
-    Invalid values are left out and noted. "Unknown" and "NaN" are not invalid: they mean that nothing is known.
+    Invalid values are left out and noted. "Unknown" and "NaN" are valid: they mean that the value is not known.
     """
     fields: dict[str, str] = {}
     for comment in comments:
@@ -81,7 +81,7 @@ def parse_comments(comments: Iterable[str]) -> Description:
 
 
 def parse_age(text: str | None, notes: list[str]) -> float | None:
-    """Parses an age in years; appends a note if it is nonsense."""
+    """Parses an age in years; appends a note if it is invalid."""
     text = (text or "").strip()
     if text.lower() in _UNKNOWN:
         return None
@@ -96,7 +96,7 @@ def parse_age(text: str | None, notes: list[str]) -> float | None:
 
 
 def parse_sex(text: str | None, notes: list[str]) -> str | None:
-    """Parses a sex; appends a note if it is nonsense."""
+    """Parses a sex; appends a note if it is invalid."""
     text = (text or "").strip().lower()
     if text in _UNKNOWN:
         return None

@@ -1,6 +1,6 @@
 """DICOM waveforms: one file per recording, at any depth, with any suffix or none. Read with pydicom (extra ``dicom``).
 
-Of the multiplex groups the longest original one with leads is used, not median beats. https://dicom.nema.org/ (PS3.3, C.10.9).
+The longest original multiplex group with leads is used; median beats are ignored. https://dicom.nema.org/ (PS3.3, C.10.9).
 """
 
 import os
@@ -23,7 +23,7 @@ _MODULE, _EXTRA = "pydicom", "dicom"
 _MAX_BYTES = 1 << 30
 _MAGIC_OFFSET, _MAGIC = 128, b"DICM"
 _SUFFIXES = (".dcm", ".dicom")
-# Codes of leads, such as 2:62 and 5.6.3-9-62, for files that give no readable meaning.
+# Codes of leads, such as 2:62 and 5.6.3-9-62, for files without a readable code meaning.
 _LEAD_SCHEMES = ("MDC", "SCPECG")
 _LEAD_CODES = {1: "I", 2: "II", 3: "V1", 4: "V2", 5: "V3", 6: "V4", 7: "V5", 8: "V6"}
 _LEAD_CODES |= {61: "III", 62: "aVR", 63: "aVL", 64: "aVF"}
@@ -42,7 +42,7 @@ class Dicom(FolderSource):
     def _describe(self, folder: Path, path: Path, size: int) -> RecordingFile:
         if path.suffix.lower() in _SUFFIXES:
             return super()._describe(folder, path, size)
-        # Such files are named by numbers with dots, which are no suffixes.
+        # Such files are named by numbers with dots, which are not suffixes.
         file = super()._describe(folder, path.with_name(f"{path.name}.dcm"), size)
         return RecordingFile(str(path), file.source, file.name, size)
 
@@ -147,7 +147,7 @@ def _digital(group: Any) -> NDArray[Any]:
 
 
 def _millivolts(digital: NDArray[Any], definition: Any, channel: Channel, group: Any) -> NDArray[np.float32]:
-    """Returns the samples of a channel in mV, NaN where the recorder had none."""
+    """Returns the samples of a channel in mV, NaN where the recorder has none."""
     sensitivity = float(definition.ChannelSensitivity) * float(definition.get("ChannelSensitivityCorrectionFactor") or 1)
     signal = digital * sensitivity + float(definition.get("ChannelBaseline") or 0)
     signal /= units_per_millivolt(channel.unit) or 1

@@ -1,6 +1,6 @@
 """EDF and BDF files, one per recording. Read with edfio (extra ``edf``); files with interruptions (EDF+D) are rejected.
 
-Leads must have one sampling rate: those of another than the first lead are left out.
+All leads must have the same sampling rate: leads that differ from the first one are left out.
 """
 
 import math
@@ -52,7 +52,7 @@ class Edf(FolderSource):
 
 
 def _is_unfinished(path: Path) -> bool:
-    """Whether the header leaves the number of data records to the size of the file, as while recording."""
+    """Whether the header leaves the number of data records open (-1), as it does during a recording."""
     with path.open("rb") as file:
         file.seek(_NUM_RECORDS_OFFSET)
         return file.read(8).strip() == b"-1"
@@ -96,7 +96,7 @@ def _make_recording(file: RecordingFile, edf: Any) -> Recording:
 
 
 def _field(edf: Any, name: str) -> str:
-    """Returns a field of the patient's description, empty where the file has none (EDF) or hides it (``X``)."""
+    """Returns a field of the patient's description; empty if the file has none (EDF) or hides it (``X``)."""
     try:
         value = str(getattr(edf.patient, name)).strip()
     except (ValueError, AttributeError, IndexError):
@@ -105,7 +105,7 @@ def _field(edf: Any, name: str) -> str:
 
 
 def _age(edf: Any) -> float | None:
-    """Returns the age in whole years at the recording; None where a date is hidden."""
+    """Returns the age in whole years at the time of the recording; None if a date is hidden."""
     try:
         birth, start = edf.patient.birthdate, edf.startdate
     except (ValueError, AttributeError, IndexError):  # edfio's AnonymizedDateError is a ValueError

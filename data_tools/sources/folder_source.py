@@ -32,8 +32,8 @@ def import_extra(module: str, extra: str) -> ModuleType:
 class FolderSource(ABC):
     """See :class:`data_tools.sources.protocol.Source`.
 
-    A recording is named by its path within the input, without suffix, and its source is the name of the input folder, so that
-    two folders may have recordings of the same name.
+    The name of a recording is its path within the input, without suffix. Its source is the name of the input folder, so
+    recordings in two folders may have the same name.
     """
 
     wanted: ClassVar[str]
@@ -56,17 +56,17 @@ class FolderSource(ABC):
 
     def open(self, file: RecordingFile) -> Recording:
         """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
-        self._folders.check_link(file.path)  # a folder that was not searched
+        self._folders.check_link(file.path)  # it may be a link to a folder, which was not searched
         return apply_rules(self._read(file), self._accept)
 
     @property
     @abstractmethod
     def _name_of(self) -> NameOf:
-        """Returns the function that names the recording a file belongs to."""
+        """Function that returns the name of the recording that a file belongs to."""
 
     @abstractmethod
     def _read(self, file: RecordingFile) -> Recording:
-        """Opens a recording, to which the rules for all sources are not applied yet."""
+        """Opens a recording, before the rules for all sources are applied."""
 
     def _check_input(self, folder: Path) -> None:
         if not folder.is_dir():

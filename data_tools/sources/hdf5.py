@@ -32,10 +32,10 @@ class Hdf5(ArraySource):
 
 @contextmanager
 def open_hdf5(path: Path) -> Iterator[Arrays]:
-    """Opens a regular file.
+    """Opens a regular file as HDF5.
 
     Raises:
-        RecordingError: it is not HDF5, or an error occurs within the context while its arrays are read.
+        RecordingError: it is not HDF5, or its arrays cannot be read within the context.
     """
     h5py = import_extra(_MODULE, _EXTRA)
     try:
@@ -48,7 +48,7 @@ def open_hdf5(path: Path) -> Iterator[Arrays]:
 
 
 class _Hdf5Arrays:
-    """Reads only what is stored in the file itself: links, virtual datasets and external storage lead to other files."""
+    """Reads only what is stored in the file itself, as links, virtual datasets and external storage lead to other files."""
 
     def __init__(self, h5py: Any, file: Any) -> None:
         self._h5py = h5py

@@ -1,4 +1,4 @@
-"""Tables that corpora come with: a CSV file with a row per recording, found by its name or number."""
+"""Tables that accompany corpora: CSV files with a row per recording, found by its name or number."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,12 +19,12 @@ class IdTable:
 
     Args:
         path: the file.
-        folders: decides whether it may be read.
-        key: column of the recordings' names or numbers; None if the rows are in the order of the recordings.
+        folders: decides whether the file may be read.
+        key: column with the recordings' names or numbers; None if the rows are in the order of the recordings.
         columns: the other columns to read.
 
     Raises:
-        ValueError: the file is missing, cannot be read, does not have the columns, or has a name twice.
+        ValueError: the file is missing or cannot be read, lacks a column, or has a name twice.
     """
 
     def __init__(self, path: Path, folders: InputFolders, key: str | None, columns: Sequence[str]) -> None:
@@ -47,9 +47,9 @@ class IdTable:
         return len(self._table)
 
     def find(self, name: str) -> dict[str, str] | None:
-        """Returns the row of a recording, empty cells as empty strings; None if it has none.
+        """Returns the row of a recording, with empty cells as empty strings; None if there is none.
 
-        Without a column of names, ``name`` is the number of the row.
+        Without a key column, ``name`` is the index of the row.
         """
         if self._keys is None:
             row = int(name)
@@ -73,5 +73,5 @@ class IdTable:
 
 
 def parse_number(text: str) -> str:
-    """Returns a number that may be written as a float, such as PTB-XL's patient_id "15709.0", as an integer."""
+    """Removes ".0" from an integer that is written as a float, such as PTB-XL's patient_id "15709.0"."""
     return text.removesuffix(".0")

@@ -1,4 +1,4 @@
-"""The folders that a user names as input, from which only regular files are read."""
+"""The user's input folders, from which only regular files are read."""
 
 import os
 import stat
@@ -30,7 +30,7 @@ class InputFolders:
         self._follow_links = follow_links
 
     def find_link_problem(self, path: Path) -> RecordingError | None:
-        """Returns why a link must not be followed; None for one that may be, or ends nowhere."""
+        """Returns why a link must not be followed; None if it may be followed, or its target is missing."""
         try:
             target = os.path.realpath(path, strict=True)
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class InputFolders:
 
         Args:
             path: the file.
-            name: what errors call it, such as ".hea".
+            name: name of the file in errors, such as ".hea".
 
         Raises:
             RecordingError: it is missing, cannot be read, is not a regular file, or is a link that :meth:`check_link` refuses.

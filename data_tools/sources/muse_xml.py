@@ -1,6 +1,6 @@
 """GE MUSE: one ``.xml`` file per recording, with the signals in base64. Read with defusedxml (extra ``muse``).
 
-Of the waveforms ``Rhythm`` is used, not the median beat. MUSE stores I, II and V1 to V6; the other limb leads are derived.
+The waveform ``Rhythm`` is used, not the median beat. MUSE stores I, II and V1 to V6; the other limb leads are derived.
 """
 
 import base64
@@ -65,7 +65,7 @@ class MuseXml(FolderSource):
 
 
 def parse_xml(content: bytes) -> Any:
-    """Parses XML without entities of its own, and without reading anything else.
+    """Parses XML; refuses entity declarations and external references.
 
     Raises:
         RecordingError: it is not well-formed, or has entities.

@@ -1,7 +1,7 @@
 """Arrays in ``.npy`` and ``.npz`` files; the layout is in a file, see :mod:`~data_tools.sources.array_layout`.
 
-Of ``.npy`` files pieces are read on demand. An array in a ``.npz`` file is read at once, so it should have one recording, or
-few.
+Parts of ``.npy`` files are read on demand. An array in a ``.npz`` file is read as a whole, so it should contain only one or a
+few recordings.
 """
 
 import functools

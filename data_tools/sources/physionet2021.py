@@ -1,6 +1,6 @@
 """PhysioNet/Computing in Cardiology Challenge 2021: ``training/<database>/gN/NAME.{hea,mat}``.
 
-https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordings in this style can be read, at any depth.
+https://physionet.org/content/challenge-2021/1.0.3/. Any folder of WFDB recordings in the same format can be read, at any depth.
 """
 
 import re
@@ -40,9 +40,9 @@ class PhysioNet2021(FolderSource):
 
     def open(self, file: RecordingFile) -> Recording:
         """Opens one recording; see :class:`data_tools.sources.protocol.Source`."""
-        self._folders.check_link(file.path)  # a folder that was not searched
+        self._folders.check_link(file.path)  # it may be a link to a folder, which was not searched
         recording = self._read(file)
-        # Of the rules for all sources only this one, on demand: the corpus is used as the paper used it.
+        # The other rules of all sources are not applied: the corpus is used as in the paper.
         return interpolate_gaps(recording) if "gaps" in self._accept else recording
 
     @property
@@ -78,7 +78,8 @@ class PhysioNet2021(FolderSource):
 def database_of(folders: Sequence[str]) -> str:
     """Returns the database of a recording, given the names of its folders, outermost first.
 
-    This is the innermost folder named like a database of the Challenge, or else the one that contains a group ``gN``.
+    This is the innermost folder that is named like a database of the Challenge or, if there is none, the innermost folder that
+    contains a group ``gN``.
     """
     for name in reversed(folders):
         if name in DATABASES:

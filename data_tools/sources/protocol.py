@@ -14,14 +14,14 @@ Acceptable = Literal["links", "checksums", "sampling-rates", "gaps"]
 
 @dataclass(frozen=True, slots=True)
 class RecordingFile:
-    """A recording that is not yet opened. A string, because there may be millions and a Path takes four times the memory.
+    """A recording that has not been opened. There may be millions, and a Path takes four times the memory of a string.
 
     Attributes:
-        location: path of its file, without extension if it consists of several files; with ":row" if the file has several.
+        location: path of its file; without suffix if it has several files, with ":row" if the file has several recordings.
         source: name of the corpus or of the database within it.
         name: name of the recording; normally unique within ``source``.
         size: size of its files in bytes.
-        details: what the source has found out about it from tables; only the source reads it.
+        details: what the source knows about it from tables, in a format of its own.
     """
 
     location: str
@@ -44,7 +44,7 @@ class Source(Protocol):
 
         Args:
             inputs: folders, or files if the corpus consists of files.
-            accept: suspicious inputs to use all the same.
+            accept: kinds of suspicious inputs to use all the same.
         """
         ...
 

@@ -54,7 +54,7 @@ class PtbXl(WfdbCorpus):
             age=None if parse_number(row["age"]) == _OLDEST else parse_age(row["age"], notes),
             sex=_SEXES.get(parse_number(row["sex"])),
             labels=tuple(statements or ()),
-            # As the plans of data_tools.splits call the patients of PTB-XL.
+            # The same name as in the plans of data_tools.splits.
             patient=f"patient {parse_number(row['patient_id'])}",
             notes=tuple(notes),
         )

@@ -1,4 +1,4 @@
-"""The rules that hold for the recordings of every source, whatever their format.
+"""The rules for the recordings of every source.
 
 Padding is stripped, short gaps are interpolated on demand, limb leads that follow from I and II are derived, and limb leads
 that contradict each other are noted.
@@ -18,7 +18,7 @@ from data_tools.sources.protocol import Acceptable
 _MIN_SAMPLING_RATE, _MAX_SAMPLING_RATE = 50, 20_000
 _BLOCK_SAMPLES = 150_000  # as many as a build reads at once at 500 Hz
 
-# A recorder may well have a few zeros at its ends; CODE-15 has at least 0.12 s of padding.
+# A real signal may begin or end with a few zeros; CODE-15 has at least 0.12 s of padding.
 _MIN_PADDING_SECONDS = 0.1
 # As long as a QRS complex: a longer gap might hide a beat.
 MAX_GAP_SECONDS = 0.1
@@ -42,7 +42,7 @@ def check_sampling_rate(sampling_rate: float, accept: Collection[Acceptable]) ->
 
 
 def apply_rules(recording: Recording, accept: Collection[Acceptable] = ()) -> Recording:
-    """Returns a recording to which all rules are applied.
+    """Returns a recording with all rules applied.
 
     Raises:
         RecordingError: its sampling rate is not accepted.
@@ -59,7 +59,7 @@ def strip_padding(recording: Recording) -> Recording:
     num_samples = recording.num_samples
     first = _count_padding(recording, from_end=False)
     if first == num_samples:
-        return recording  # the build tells why it cannot be used
+        return recording  # the build reports why it cannot be used
     num_left = num_samples - first - _count_padding(recording, from_end=True)
     if num_left == num_samples:
         return recording
@@ -75,7 +75,7 @@ def _count_padding(recording: Recording, *, from_end: bool) -> int:
         block = recording.read(start, stop)
         if from_end:
             block = block[:, ::-1]
-        # Most recordings have none, which is seen at once.
+        # A shortcut, because most recordings have no padding.
         if count == 0 and _is_signal(block[:, :min_padding]).any():
             return 0
         is_signal = _is_signal(block)
@@ -86,7 +86,7 @@ def _count_padding(recording: Recording, *, from_end: bool) -> int:
 
 
 def _is_signal(block: NDArray[np.float32]) -> NDArray[np.bool_]:
-    """Returns whether any lead has a sample other than zero or NaN: [leads, samples] -> [samples]."""
+    """Returns where any lead is neither zero nor NaN: [leads, samples] -> [samples]."""
     is_signal: NDArray[np.bool_] = np.any((block != 0) & ~np.isnan(block), axis=0)
     return is_signal
 
@@ -103,7 +103,7 @@ def interpolate_gaps(recording: Recording) -> Recording:
     original, num_samples = recording.read, recording.num_samples
 
     def read(start: int, stop: int) -> NDArray[np.float32]:
-        # With what is beyond a gap that reaches over the ends of the piece.
+        # Extended, because a gap may cross the ends of the piece.
         first, last = max(0, start - longest), min(num_samples, stop + longest)
         signal = original(first, last)
         if np.isnan(signal).any():
@@ -129,7 +129,7 @@ def _interpolate(row: NDArray[np.float32], longest: int) -> None:
 
 
 def note_contradiction(recording: Recording) -> Recording:
-    """Notes leads that break Einthoven's law, I + III = II, in the first 10 s: they are swapped or wrongly scaled."""
+    """Adds a note if the first 10 s break Einthoven's law, I + III = II: leads are swapped or wrongly scaled."""
     if not {"I", "II", "III"} <= set(recording.leads):
         return recording
     signal = recording.read(0, min(recording.num_samples, math.ceil(_CHECKED_SECONDS * recording.sampling_rate)))
@@ -149,7 +149,7 @@ def note_contradiction(recording: Recording) -> Recording:
 
 
 def derive_missing_leads(recording: Recording) -> Recording:
-    """Adds those of III, aVR, aVL and aVF that are missing, if I and II are present."""
+    """Adds the missing leads among III, aVR, aVL and aVF if I and II are present."""
     derived = ("III", "aVR", "aVL", "aVF")
     missing = [number for number, lead in enumerate(derived) if lead not in recording.leads]
     if not missing or not {"I", "II"} <= set(recording.leads):

@@ -1,6 +1,6 @@
-"""SaMi-Trop: ``exams.hdf5`` and ``exams.csv``, one exam of each patient. https://zenodo.org/records/4905618.
+"""SaMi-Trop: ``exams.hdf5`` and ``exams.csv``, one exam per patient. https://zenodo.org/records/4905618.
 
-As CODE-15%, but the file of tracings has no numbers: the rows of the table are in its order.
+Like CODE-15%, but the file of tracings contains no exam IDs: the rows of the table are in the order of the tracings.
 """
 
 from data_tools.leads import LEADS

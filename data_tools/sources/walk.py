@@ -8,14 +8,14 @@ from data_tools.sources.input_folders import InputFolders
 
 MAX_DEPTH = 64
 
-# Returns the name of the recording that a file belongs to, None if it belongs to none.
+# Returns the name of the recording that a file belongs to; None if it belongs to none.
 NameOf = Callable[["os.DirEntry[str]"], str | None]
 
 
 def walk(
     folder: Path, folders: InputFolders, name_of: NameOf, seen: set[tuple[int, int]], depth: int = 0
 ) -> Iterator[tuple[Path, str, int]]:
-    """Yields the recordings in a folder at any depth, in the order of their paths, and the links that are not followed.
+    """Yields the recordings in a folder, at any depth and in the order of their paths, and the links that are not followed.
 
     Args:
         folder: the folder.
@@ -25,7 +25,7 @@ def walk(
         depth: number of folders above this one.
 
     Yields:
-        (folder of a recording, its name, size of its files in bytes).
+        (folder, name, size of the files in bytes) of each recording.
 
     Raises:
         ValueError: a folder cannot be listed, or is too deep.

@@ -1,6 +1,6 @@
-"""Any folder of WFDB recordings, at any depth: ``NAME.hea`` and its signal files, also of several segments.
+"""Any folder of WFDB recordings, at any depth: ``NAME.hea`` and its signal files, also in several segments.
 
-Age, sex, diagnoses (``Dx``) and ``Patient`` are read from comment lines where they are as in PhysioNet 2021.
+Age, sex, diagnoses (``Dx``) and ``Patient`` are read from comment lines in the format of PhysioNet 2021.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ class Wfdb(FolderSource):
 
     def _find(self) -> Iterator[RecordingFile]:
         seen: set[tuple[int, int]] = set()
-        # As many folders as may be open in one another.
+        # One entry for each level of nested folders.
         segments = functools.lru_cache(maxsize=MAX_DEPTH)(lambda path: find_segments(path, self._folders))
         for folder in self._inputs:
             for path, name, size in walk(folder, self._folders, self._name_of, seen):
@@ -75,7 +75,7 @@ class Wfdb(FolderSource):
 
 
 def _signal_bytes(path: Path) -> int:
-    """Returns the size of the signal file named like a recording, by which a build divides its work."""
+    """Returns the size of a recording's signal file, from which a build estimates the work."""
     for suffix in (".dat", ".mat"):
         with contextlib.suppress(OSError):
             return path.with_name(f"{path.name}{suffix}").stat().st_size

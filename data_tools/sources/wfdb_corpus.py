@@ -15,7 +15,7 @@ from data_tools.sources.wfdb import Wfdb
 
 
 class WfdbCorpus(Wfdb):
-    """A recording without a row in the table is rejected: its patient might be in another split too."""
+    """A source that rejects recordings without a row in the table, because their patients might be in another split too."""
 
     corpus: ClassVar[str]
     """Name of the corpus and its version, for errors."""
@@ -64,7 +64,7 @@ class WfdbCorpus(Wfdb):
     @staticmethod
     @abstractmethod
     def _number(name: str) -> str:
-        """Returns the number of a recording by its name; empty if it has none."""
+        """Returns the number in a recording's name; an empty string if there is none."""
 
     @abstractmethod
     def _parse_row(self, row: dict[str, str]) -> Description:

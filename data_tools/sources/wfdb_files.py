@@ -1,7 +1,7 @@
 """WFDB recordings: a text header ``NAME.hea`` and one or more signal files.
 
-Headers, and the common case of 16-bit samples in one file, are read here, because wfdb takes 2.5 ms to build tables from
-each header, ten times as long as everything else. All other storage formats are read by wfdb.
+Headers, and the common case of 16-bit samples in one file, are parsed here, because wfdb takes 2.5 ms to build tables from each
+header, ten times as long as everything else. wfdb reads all other storage formats.
 Header format: https://physionet.org/physiotools/wag/header-5.htm
 """
 
@@ -32,7 +32,7 @@ DEFAULT_SAMPLING_RATE = 250.0
 _INVALID_16 = -32768  # marks an invalid sample in format 16
 _MATLAB_HEADER = struct.Struct("<5i")  # MATLAB v4: type, rows, columns, imaginary part, length of the name
 _MATLAB_INT16 = 30
-# Of the formats whose size tells the number of samples; others are compressed.
+# For the formats in which the file size gives the number of samples; the others are compressed.
 _BITS_PER_3_SAMPLES = {"8": 24, "16": 48, "24": 72, "32": 96, "61": 48, "80": 24, "160": 48, "212": 36, "310": 32, "311": 32}
 
 _FORMAT = re.compile(r"(?P<format>\d+)(?:x(?P<per_frame>\d+))?(?::(?P<skew>\d+))?(?:\+(?P<offset>\d+))?")
@@ -62,7 +62,7 @@ class WfdbSignal:
 
 @dataclass(frozen=True)
 class WfdbHeader:
-    """A header; ``num_samples`` is None if only the file size determines it, ``comments`` are without the #."""
+    """A header; ``num_samples`` is None if only the file size gives it, ``comments`` are without the #."""
 
     name: str
     sampling_rate: float
@@ -129,7 +129,7 @@ def parse_header(text: str) -> WfdbHeader:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'") from None
     if not (math.isfinite(sampling_rate) and sampling_rate > 0) or not 0 <= num_samples <= MAX_SAMPLES:
         raise RecordingError("unreadable header", f"record line '{_shorten(lines[0])}'")
-    # Were there more lines, the header would have lost count, and every sample would be read as one of another lead.
+    # With another number of lines, samples would be assigned to the wrong leads.
     if num_signals < 1 or len(lines) - 1 != num_signals:
         raise RecordingError("unreadable header", f"{_shorten(fields[1])} signals announced, {len(lines) - 1} described")
     if num_signals > _MAX_SIGNALS:
@@ -198,7 +198,7 @@ def open_signals(path: Path, header: WfdbHeader, folders: InputFolders, *, accep
         (signal.format, signal.file, signal.offset) == ("16", first.file, first.offset) for signal in header.signals
     )
     load, read = (_open_plain if is_plain else _open_with_wfdb)(path, header)
-    # Headers whose checksums are all 0 are common: whoever wrote them did not compute any.
+    # Headers whose checksums are all 0 are common: their writers did not compute checksums.
     if is_simple and not accept_checksums and any(signal.checksum for signal in header.signals):
         _compare_checksums(header, num_samples, load)
     return num_samples, read

@@ -1,7 +1,7 @@
 """WFDB recordings of several segments, one after the other.
 
-In the fixed layout all segments have the same signals. In the variable layout a segment has those that were recorded then, and
-the first one, of length 0, is a header that lists all of them. A segment named ``~`` is a time without any signal.
+In the fixed layout all segments have the same signals. In the variable layout each segment has the signals recorded at that
+time, and the first segment, of length 0, is a header that lists all signals. A segment named ``~`` is a gap without signals.
 https://physionet.org/physiotools/wag/header-5.htm
 """
 
@@ -51,7 +51,7 @@ class SegmentedSignals:
 
 
 def parse_segments(text: str) -> SegmentedHeader | None:
-    """Parses the text of a header; None if it is that of a recording without segments.
+    """Parses the text of a header; None if the recording is not divided into segments.
 
     Raises:
         RecordingError: it cannot be read.
@@ -77,7 +77,7 @@ def parse_segments(text: str) -> SegmentedHeader | None:
 
 
 def find_segments(folder: Path, folders: InputFolders) -> frozenset[str]:
-    """Returns the names of the segments of the recordings in a folder, which are no recordings themselves."""
+    """Returns the names of all segments in a folder, which are parts of recordings and not recordings themselves."""
     names: set[str] = set()
     for path in folder.glob("*.hea"):
         try:
@@ -89,7 +89,7 @@ def find_segments(folder: Path, folders: InputFolders) -> frozenset[str]:
                     start += file.read(_MAX_SEGMENTS * 64).decode("utf-8", errors="replace")
                     names |= {line.split()[0] for line in split_header(start)[0][1:]}
         except (RecordingError, OSError):
-            continue  # the source tells when it opens the recording
+            continue  # reported when the recording is opened
     return frozenset(names)
 
 
@@ -98,7 +98,7 @@ def open_segments(
 ) -> SegmentedSignals:
     """Opens a recording of several segments.
 
-    Its leads are those of the longest time: of the segments that have the same leads, those whose leads have the most samples.
+    The segments are grouped by their leads; the recording has the leads of the group with the most samples over all leads.
 
     Raises:
         RecordingError: a segment cannot be used.
@@ -114,7 +114,7 @@ def open_segments(
         try:
             rows, segment_notes = select_leads(Channel(signal.name, signal.unit) for signal in headers[name].signals)
         except RecordingError:
-            continue  # a time with other signals only
+            continue  # a segment without leads
         recorded[tuple(rows)] += length * len(rows)
         notes |= dict.fromkeys(segment_notes)
     if not recorded:

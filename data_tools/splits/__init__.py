@@ -1,7 +1,7 @@
 """Patient-disjoint splits, and the seeded hashes behind every random choice of a build.
 
-Hashes rather than a random generator: a choice depends only on the seed and on what is chosen, so it is the same for any
-number of workers, any order of work and any version of NumPy.
+Hashes are used instead of a random generator, because a choice then depends only on the seed and on what is chosen: it is the
+same for any number of workers, any order of work and any version of NumPy.
 
 cohort.py       the crops of a dataset with their patients, in a scratch database
 plans.py        the kinds of plans: paper, random, kfold, column
@@ -23,7 +23,7 @@ SPLITS = (PRETRAIN, VALID)
 
 
 def seeded_hash(seed: int, purpose: str, *names: str) -> int:
-    """Hashes names to 64 bits, differently for every seed and purpose."""
+    """Returns a 64-bit hash of names that differs for every seed and purpose."""
     text = "\0".join((str(seed), purpose, *names))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
@@ -36,7 +36,7 @@ def find_representatives(links: NDArray[np.uint64]) -> tuple[NDArray[np.uint64],
             representatives, and so split the same crops differently.
 
     Returns:
-        Every patient in the links, sorted: uint64 [p], and the representative of each: uint64 [p].
+        All patients in the links, uint64 [p], sorted, and the representative of each, uint64 [p].
     """
     patients, places = np.unique(links, return_inverse=True)
     # A disjoint-set forest: the place of each patient's parent, its own for a representative.
@@ -55,5 +55,5 @@ def find_representatives(links: NDArray[np.uint64]) -> tuple[NDArray[np.uint64],
 
 
 def num_valid_patients(num_patients: int, fraction: float) -> int:
-    """The number of patients for validation: the fraction, rounded up, but never all of them."""
+    """Returns the number of patients for validation: the fraction, rounded up, but never all of them."""
     return max(min(math.ceil(fraction * num_patients), num_patients - 1), 0)

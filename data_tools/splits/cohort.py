@@ -1,7 +1,7 @@
 """The crops of a dataset with their patients, in a scratch database, from which plans are made.
 
-Patients who share a signal are one person under two names, or one recording in two corpora. Plans keep persons together, which
-are told apart by 64-bit hashes of their names.
+Patients who share a signal count as one person: someone has two names, or a recording is in two corpora. Plans keep persons
+together. Persons are identified by 64-bit hashes of their names.
 """
 
 import glob
@@ -24,7 +24,7 @@ from data_tools.splits import find_representatives
 
 # The empty string if the name is not from PTB-XL.
 _ECG_ID = f"regexp_extract({{}}, '{ECG_ID_PATTERN}', 1) || regexp_extract({{}}, '{ECG_ID_PATTERN}', 2)"
-# The ecg_id names a recording in whichever corpus contains it, so its patient has no corpus either.
+# The ecg_id identifies a recording in any corpus that contains it, so the name of its patient does not depend on the corpus.
 _NAME_PATIENTS = f"""
     CREATE VIEW patients AS
     SELECT samples.*, coalesce('ptb-xl/patient ' || known.patient, {{stored}}) AS name,
@@ -64,12 +64,12 @@ class PlanError(ValueError):
 def open_cohort(dataset: Dataset, patients: pa.Table | None) -> Iterator[duckdb.DuckDBPyConnection]:
     """Opens a scratch database with the crops of a dataset.
 
-    It has the table ``crops`` (row, source, start, session, recording, patient, person, num_segments) with the hashes of names,
-    and the view ``persons``: samples.parquet, with the names of patients in ``name`` and those of persons in ``person``.
+    The table ``crops`` (row, source, start, session, recording, patient, person, num_segments) has hashes of names. The view
+    ``persons`` is samples.parquet with the names of patients in ``name`` and of persons in ``person``.
 
     Args:
         dataset: the dataset.
-        patients: of :func:`read_patients`; ``None``: the patients as they are known to the plans that there are.
+        patients: table from :func:`read_patients`; None to keep the patients of the existing plans.
 
     Raises:
         DatasetError: a table cannot be read.
@@ -110,7 +110,7 @@ def read_patients(path: Path) -> pa.Table:
         Columns ``ecg_id``, ``patient`` and ``session``, the date and time, all strings.
 
     Raises:
-        PlanError, LabelError: a file that is not PTB-XL's, or an ecg_id that is listed twice.
+        PlanError, LabelError: the file is not PTB-XL's, or lists an ecg_id twice.
     """
     columns = ["ecg_id", "patient_id", "recording_date"]
     table = read_columns(path, columns, text=columns)

@@ -1,4 +1,4 @@
-"""Describes the plans of a dataset as text, those of the paper with its counts beside."""
+"""Describes the plans of a dataset as text, with the paper's counts beside those of its plans."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from data_tools.splits.plans import PaperPlan
 
 _ALL = "all"
 
-# Section 5.1 of the paper: plan, number of samples in its splits, which are 5-s segments, and why they differ here.
+# Section 5.1 of the paper: plan, number of 5-s segments in each split, and why the numbers differ here.
 _PAPER = (
     (
         "pretrain",
@@ -56,13 +56,16 @@ def describe_plans(dataset: Dataset) -> Iterator[str]:
     of_paper = [entry for entry in _PAPER if entry[0] in plans and plans[entry[0]].kind == PaperPlan.kind]
     counts: dict[tuple[str, str], SplitCounts] = {}
     for name, plan in plans.items():
-        counts |= {(name, split): own for split, own in plan.counts.items()}
+        counts |= {(name, split): split_counts for split, split_counts in plan.counts.items()}
         if any(name == entry[0] and _ALL in entry[1] for entry in of_paper):
-            splits = [own.model_dump() for own in plan.counts.values()]
-            counts[name, _ALL] = SplitCounts(**{field: sum(own[field] for own in splits) for field in SplitCounts.model_fields})
+            splits = [each.model_dump() for each in plan.counts.values()]
+            counts[name, _ALL] = SplitCounts(
+                **{field: sum(each[field] for each in splits) for field in SplitCounts.model_fields}
+            )
     expected = {(name, split): number for name, numbers, _ in of_paper for split, number in numbers.items()}
     rows: list[list[object]] = [
-        [*key, own.recordings, own.patients, own.crops, own.segments, expected.get(key, "")] for key, own in counts.items()
+        [*key, split_counts.recordings, split_counts.patients, split_counts.crops, split_counts.segments, expected.get(key, "")]
+        for key, split_counts in counts.items()
     ]
     yield ""
     yield from align(["plan", "split", "recordings", "patients", "crops", "segments", "in the paper" if expected else ""], rows)

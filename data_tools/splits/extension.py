@@ -1,4 +1,4 @@
-"""Extends the table of plans by crops that were added to a dataset: they are in no split of any plan until it is made again."""
+"""Extends the table of plans with the crops added to a dataset: they are in no split until a plan is made again."""
 
 import glob
 from pathlib import Path
@@ -12,7 +12,7 @@ from data_tools.shards.manifest import SAMPLES_FILE, PlansInfo
 from data_tools.shards.plans import PATIENT_COLUMN, SEGMENT_SUFFIX
 from data_tools.shards.tables import open_samples, read_schema, write_groups
 
-# Crops of a patient whom the plans know by another name get that name.
+# If the plans have another name for a patient, the new crops of that patient get it too.
 _NAME_PATIENTS = """
     CREATE TABLE names AS
     SELECT samples.patient AS stored, min(plans.patient) AS name FROM samples JOIN plans USING (key) GROUP BY ALL
@@ -20,11 +20,11 @@ _NAME_PATIENTS = """
 
 
 def extend_plans(dataset: Dataset, out: Path) -> PlansInfo | None:
-    """Writes the table of plans for samples.parquet in another folder, which has the crops of a dataset and more.
+    """Writes the table of plans for an extended samples.parquet, which has all crops of a dataset and new ones.
 
     Args:
         dataset: the dataset.
-        out: the folder with the other samples.parquet, where the table is written, too.
+        out: folder of the extended samples.parquet, to which the table is written.
 
     Returns:
         The manifest's entry on plans; None if the dataset has no plans.

@@ -22,14 +22,14 @@ _OPTIONS = {
 
 
 def parse_plan(kind: str, given: Mapping[str, Any]) -> PlanOptions:
-    """Returns the plan that options of ``ecg-data split`` describe.
+    """Returns the plan that the options of ``ecg-data split`` describe.
 
     Args:
-        kind: ``--plan``.
-        given: the other options that were given, by name: ``fractions``, ``hold_out``, …
+        kind: value of ``--plan``.
+        given: the other given options by name: ``fractions``, ``hold_out``, …
 
     Raises:
-        PlanError: an unknown kind, an option that it does not take, or one that cannot be understood.
+        PlanError: the kind is unknown, does not take an option, or an option is invalid.
     """
     if kind not in _OPTIONS:
         raise PlanError(f"unknown plan '{kind}'; plans are {', '.join(_OPTIONS)}")
@@ -63,18 +63,29 @@ def _column(given: Mapping[str, Any]) -> PlanOptions:
     for name in ("table", "column", "train"):
         if name not in given:
             raise PlanError(f"--plan column needs {_flag(name)}")
-    values = {split: _values(given[split]) for split in _SPLITS if split in given}
+    values = {split: _values(split, given[split]) for split in _SPLITS if split in given}
     name = given.get("name", given["column"].lower())
     return ColumnPlan(name, Path(given["table"]), given["column"], values, _hold_out(given, tuple(values)))
 
 
-def _values(text: str) -> tuple[str, ...]:
-    """Returns the values in "1-3,9": 1, 2, 3 and 9."""
+def _values(split: str, text: str) -> tuple[str, ...]:
+    """Returns the values in "1-3,9": 1, 2, 3 and 9.
+
+    Raises:
+        PlanError: a range is reversed or too long.
+    """
     values: list[str] = []
-    for part in text.split(","):
-        match = _RANGE.fullmatch(part.strip())
-        numbers = range(int(match[1]), int(match[2]) + 1) if match else ()
-        values += map(str, numbers[:_MAX_VALUES]) if match else [part.strip()]
+    for part in map(str.strip, text.split(",")):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            values.append(part)
+            continue
+        low, high = int(match[1]), int(match[2])
+        if low > high:
+            raise PlanError(f"--{split}: the range {part} is reversed; write {high}-{low}")
+        if high - low >= _MAX_VALUES:
+            raise PlanError(f"--{split}: the range {part} has more than {_MAX_VALUES} values; choose a column with fewer")
+        values += map(str, range(low, high + 1))
     return tuple(values)
 
 

@@ -1,4 +1,4 @@
-"""The kinds of plans: each says, as SQL over the tables of :mod:`data_tools.splits.cohort`, which split a crop is in."""
+"""The kinds of plans: each gives the split of a crop as SQL over the tables of :mod:`data_tools.splits.cohort`."""
 
 import itertools
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _MAX_FOLDS = 100
 # The paper's databases, by their names in PhysioNet 2021.
 DIAGNOSIS_SOURCES = ("cpsc_2018", "cpsc_2018_extra", "georgia")
 IDENTIFICATION_SOURCES = ("ptb-xl",)
-# As in the build. The paper does not say how much of its pre-training data validate.
+# As in the build. The paper does not say which share of its pre-training data it validates on.
 _PRETRAIN_FRACTIONS = {"train": 0.95, "valid": 0.05}
 _DIAGNOSIS_FRACTIONS = {"train": 0.8, "valid": 0.1, "test": 0.1}
 _IDENTIFICATION_FRACTIONS = {"train": 0.8, "valid": 0.2}
@@ -32,11 +32,11 @@ class Column:
     """A plan's column of the table.
 
     Attributes:
-        name: of the plan.
-        splits: their names.
-        split: SQL expression of a crop's split, '' for none.
-        held_out: the splits that pre-training must not use.
-        segment: SQL expression of the chosen segment, -1 for all; ``None``: all of all crops.
+        name: name of the plan.
+        splits: names of its splits.
+        split: SQL expression for a crop's split, '' for none.
+        held_out: splits that pre-training must not use.
+        segment: SQL expression for the chosen segment, -1 for both; None if all crops are used whole.
     """
 
     name: str
@@ -50,13 +50,13 @@ class PlanOptions(Protocol):
     """A plan to be made.
 
     Attributes:
-        kind: as in the manifest.
+        kind: kind of plan, as in the manifest.
     """
 
     kind: ClassVar[str]
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the options as in the manifest."""
+        """Returns the options as the manifest stores them."""
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of the plans that it makes."""
@@ -73,10 +73,10 @@ class PlanOptions(Protocol):
 class PaperPlan:
     """The hold-outs and splits of the paper's Section 5.1: plans ``pretrain``, ``diagnosis`` and ``identification``.
 
-    Diagnosis: CPSC, CPSC-Extra and Georgia, 8:1:1. Identification: of the patients of PTB-XL with two or more sessions two
-    random sessions, the earlier as gallery and the other as probe, and of each a random 5-s segment. Pre-training uses all
-    patients but those of diagnosis ``valid`` and ``test`` and of gallery and probe; identification trains and validates on
-    them, 8:2.
+    Diagnosis divides CPSC, CPSC-Extra and Georgia 8:1:1. The test of identification takes a random 5-s segment from each of two
+    random sessions of every PTB-XL patient with two or more: the earlier session is in the gallery, the later one a probe.
+    Pre-training uses all patients except those in ``valid`` and ``test`` of diagnosis and in gallery and probe; identification
+    divides the same patients 8:2 for training and validation.
     """
 
     kind: ClassVar[str] = "paper"
@@ -122,8 +122,8 @@ class RandomPlan:
     """Random splits.
 
     Attributes:
-        name: of the plan.
-        fractions: of the patients in ``train``, ``valid`` and, if there are three, ``test``; add up to 1.
+        name: name of the plan.
+        fractions: fractions of the patients in ``train``, ``valid`` and, if there are three, ``test``; they add up to 1.
         hold_out: splits that pre-training must not use.
     """
 
@@ -184,10 +184,10 @@ class ColumnPlan:
     """Splits that follow from the values in a column of a table, such as ``strat_fold`` of ptbxl_database.csv.
 
     Attributes:
-        name: of the plan.
-        table: CSV or Parquet; see :mod:`data_tools.labels.tables` for how it names crops or recordings.
-        column: of the table.
-        values: split -> its values.
+        name: name of the plan.
+        table: CSV or Parquet file; :mod:`data_tools.labels.tables` describes how it names crops or recordings.
+        column: name of the column.
+        values: values of each split.
         hold_out: splits that pre-training must not use.
     """
 
@@ -207,9 +207,9 @@ class ColumnPlan:
         return (self.name,)
 
     def make(self, database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int) -> list[Column]:
-        """See :class:`PlanOptions`; a patient in two splits is a mistake in the table.
+        """See :class:`PlanOptions`; raises PlanError if the table puts a patient in two splits.
 
-        Of patients who share a signal, only the crops in the last of their splits are used.
+        If patients who share a signal are in different splits, only their crops in the last of these are used.
         """
         del seed
         numbers = self._number_rows(dataset)
@@ -234,11 +234,11 @@ class ColumnPlan:
         return [Column(self.name, tuple(self.values), split, self.hold_out)]
 
     def _number_rows(self, dataset: Dataset) -> NDArray[np.int8]:
-        """Returns the number of each crop's split, from 1; 0: none."""
+        """Returns the number of each crop's split, counted from 1; 0 for none."""
         table = read_label_table(self.table, "multiclass", [self.column])
         table.check_keys([dataset], allow_unmatched=True)
         classes = table.definition.classes
-        numbers = np.zeros(len(classes) + 1, np.int8)  # the last is that of crops without a value, -1
+        numbers = np.zeros(len(classes) + 1, np.int8)  # the last entry, index -1, is for crops without a value
         for number, (split, values) in enumerate(self.values.items(), start=1):
             for value in values:
                 if value not in classes:
@@ -264,9 +264,9 @@ def _cut(
     fractions: Mapping[str, float],
     whose: str = "patients",
 ) -> str:
-    """Divides persons at random; returns the SQL expression of a crop's split.
+    """Divides persons at random; returns the SQL expression for a crop's split.
 
-    The persons in the order of their seeded hashes are cut where the fractions say.
+    The persons are sorted by their seeded hashes and divided at the fractions.
 
     Raises:
         PlanError: there are too few persons for a part.

@@ -1,4 +1,4 @@
-"""Adds plans to a dataset: the table first, under a name that follows from its content, then the manifest that names it."""
+"""Adds plans to a dataset: writes the table first, named by its hash, then the manifest, which refers to that name."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from data_tools.splits.plans import Column, PlanOptions
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
 _SPLIT_TYPE = pa.dictionary(pa.int8(), pa.string())
-# The columns of SplitCounts; a chosen segment is the only one of its crop.
+# The columns of SplitCounts. If a segment was chosen, it is the only one of its crop that counts.
 _COUNT = """
     SELECT "{name}", count(DISTINCT recording), count(DISTINCT patient), count(*), count(*) FILTER (num_segments = 2),
         sum(CASE WHEN {segment} < 0 THEN num_segments ELSE 1 END)::BIGINT
@@ -28,13 +28,13 @@ _COUNT = """
 
 
 def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
-    """Makes a plan and adds it to a dataset, in place of plans of the same names; the shards do not change.
+    """Makes a plan and adds it to a dataset, replacing plans of the same names; the shards do not change.
 
     Args:
         folder: folder or URL of the dataset.
-        plan: what to make.
-        seed: of the random choices.
-        patients: ptbxl_database.csv, whose patients replace those of PTB-XL's recordings; later plans keep to them.
+        plan: the plan.
+        seed: seed of the random choices.
+        patients: ptbxl_database.csv, which names the patients of PTB-XL's recordings; later plans use the same names.
 
     Returns:
         The dataset with the plan.
@@ -79,7 +79,7 @@ def check_names(plan: PlanOptions) -> None:
     for name in plan.names():
         if not _NAME.fullmatch(name) or name in {"key", PATIENT_COLUMN} or name.endswith(SEGMENT_SUFFIX):
             raise PlanError(
-                f"'{name}' is not a valid plan name: use lowercase letters, digits, _ and -; key and patient are reserved"
+                f"'{name}' is not a valid plan name; use lowercase letters, digits, _ and -; key and patient are reserved"
             )
 
 
@@ -91,7 +91,7 @@ def _write_table(
     *,
     has_patients: bool,
 ) -> Path:
-    """Writes the table of the new columns, which are also left in the table ``planned``, and those of the kept plans."""
+    """Writes the table with the columns of the new and the kept plans; leaves the new ones in the table ``planned`` too."""
     new = {column.name: column.split for column in columns}
     new |= {column.name + SEGMENT_SUFFIX: f"({column.segment})::TINYINT" for column in columns if column.segment}
     expressions = ", ".join(f'{expression} AS "{name}"' for name, expression in new.items())

@@ -1,4 +1,4 @@
-"""Writes a cohort: `training/simulated/gN/NAME.{mat,hea}` and `cohort.json`, on any number of processes."""
+"""Writes a cohort, with any number of processes: `training/simulated/gN/NAME.{mat,hea}` and `cohort.json`."""
 
 import json
 import multiprocessing
@@ -53,7 +53,7 @@ def _folder(out: Path, number: int) -> Path:
 
 
 def _write_patient(out: Path, seed: int, number: int) -> tuple[Counter[str], Counter[str]]:
-    """Writes those recordings of a patient that do not exist yet; returns counts for the summary, and of the labels."""
+    """Writes the recordings of a patient that do not exist yet; returns counts for the summary, and counts of labels."""
     counts: Counter[str] = Counter()
     patient = draw_patient(seed, number)
     folder = _folder(out, number)
@@ -64,7 +64,7 @@ def _write_patient(out: Path, seed: int, number: int) -> tuple[Counter[str], Cou
         signal = simulate_recording(patient, plan)[0]
         comments = {"Age": str(plan.age), "Sex": patient.sex, "Dx": ",".join(plan.labels)}
         comments |= {"Rx": "Unknown", "Hx": "Unknown", "Sx": "Unknown"}
-        comments |= {"Patient": patient.name}  # PhysioNet 2021 has no such line, which other readers ignore
+        comments |= {"Patient": patient.name}  # not in PhysioNet 2021; other readers ignore it
         write_recording(folder, plan.name, signal, SAMPLING_RATE, comments)
         counts["written"] += 1
     return counts, Counter(label for plan in patient.recordings for label in plan.labels)
@@ -86,11 +86,11 @@ def _claim(out: Path, num_patients: int, seed: int) -> None:
         if found != identity:
             raise ValueError(
                 f"{out}: already contains another cohort ({marker.name}: {found}; requested: {num_patients} patients, "
-                f"seed {seed}, version {COHORT_VERSION}): choose another folder or remove it"
+                f"seed {seed}, version {COHORT_VERSION}); choose another folder or remove it"
             )
     elif out.exists() and (not out.is_dir() or any(out.iterdir())):
         problem = "is not empty and contains no simulated cohort" if out.is_dir() else "is not a folder"
-        raise ValueError(f"{out}: {problem}: choose a new or empty folder")
+        raise ValueError(f"{out}: {problem}; choose a new or empty folder")
     out.mkdir(parents=True, exist_ok=True)
     for number in range(0, num_patients, _PATIENTS_PER_FOLDER):
         _folder(out, number).mkdir(parents=True, exist_ok=True)
@@ -105,7 +105,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
 
     Args:
         out: a new or empty folder, or one that contains the same cohort.
-        num_patients: number of patients, with two to four recordings each; eight in a row have one of each condition.
+        num_patients: number of patients, with two to four recordings each; every eight in a row have the eight conditions.
         seed: random seed, 0 or more.
         workers: number of processes.
 
@@ -126,7 +126,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
         with ExitStack() as stack:
             mapped: Iterator[tuple[Counter[str], Counter[str]]] = map(write, range(num_patients))
             if min(workers, num_patients) > 1:
-                # Spawned, because a forked child inherits the locks of threads that it does not have.
+                # Spawned, because a forked child inherits locks that threads of the parent hold.
                 pool = ProcessPoolExecutor(min(workers, num_patients), multiprocessing.get_context("spawn"))
                 mapped = stack.enter_context(pool).map(write, range(num_patients), chunksize=_PATIENTS_PER_TASK)
             for own_counts, own_labels in tqdm(mapped, "simulating", num_patients, unit="patient", disable=None):
@@ -134,7 +134,7 @@ def write_cohort(out: Path, num_patients: int, seed: int, workers: int = 1) -> C
                 labels += own_labels
     except OSError as error:
         raise ValueError(
-            f"{out}: cannot be written ({error.strerror or error}): free some space or choose another folder"
+            f"{out}: cannot be written ({error.strerror or error}); free some space or choose another folder"
         ) from error
     return CohortSummary(
         path=out,

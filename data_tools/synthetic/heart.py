@@ -30,7 +30,7 @@ class Waves:
 
     Attributes:
         vector: [K, 3] direction and height at the center, mV.
-        center: [K] seconds from the reference instant of the group (said where a group is made).
+        center: [K] seconds from a reference instant that is given where the waves are made.
         rise: [K] standard deviation before the center, seconds.
         fall: [K] standard deviation after the center, seconds.
     """
@@ -42,33 +42,33 @@ class Waves:
 
     @classmethod
     def of(cls, rows: Sequence[tuple[float, float, float, float, float, float]]) -> Self:
-        """Makes waves of rows (x, y, z in mV; center, rise, fall in milliseconds)."""
+        """Makes waves from rows (x, y, z in mV; center, rise, fall in milliseconds)."""
         table = np.array(rows, dtype=np.float64)
         return cls(table[:, :3], table[:, 3] / 1e3, table[:, 4] / 1e3, table[:, 5] / 1e3)
 
     def stretched(self, factor: float) -> "Waves":
-        """The same waves, slower by a factor about the reference instant."""
+        """Returns the waves stretched in time by a factor, about the reference instant."""
         return Waves(self.vector, self.center * factor, self.rise * factor, self.fall * factor)
 
     def shifted(self, seconds: float) -> "Waves":
-        """The same waves, later."""
+        """Returns the waves, delayed."""
         return Waves(self.vector, self.center + seconds, self.rise, self.fall)
 
     def turned(self, rotation: FloatArray) -> "Waves":
-        """The same waves with every vector multiplied by a [3, 3] matrix."""
+        """Returns the waves with every vector multiplied by a [3, 3] matrix."""
         return Waves(self.vector @ rotation.T, self.center, self.rise, self.fall)
 
     def joined(self, other: "Waves") -> "Waves":
-        """Both groups of waves as one."""
+        """Returns both groups of waves as one."""
         return Waves(*map(np.concatenate, zip(vars(self).values(), vars(other).values(), strict=True)))
 
     @property
     def end(self) -> float:
-        """When the last wave has ended, seconds."""
+        """When the last wave has ended, seconds from the reference instant."""
         return float(np.max(self.center + ONSET_WIDTHS * self.fall))
 
     def at(self, seconds: FloatArray) -> FloatArray:
-        """The heart vector [3, T] in mV at the instants [T]."""
+        """Returns the heart vector, [3, T] in mV, at the instants [T]."""
         offset = seconds - self.center[:, None]
         width = np.where(offset < 0, self.rise[:, None], self.fall[:, None])
         return self.vector.T @ np.exp(-0.5 * np.square(offset / width))
@@ -80,8 +80,8 @@ class Ventricles:
 
     Attributes:
         qrs: waves from the onset of the QRS.
-        repolarization: ST segment and T wave, from the end of the T wave (so before zero), at a cycle of 1 s.
-        qt_extra: by how much the slow QRS prolongs QT, seconds.
+        repolarization: ST segment and T wave, relative to the end of the T wave (so at negative times), at a cycle of 1 s.
+        qt_extra: prolongation of QT by a slow QRS, seconds.
     """
 
     qrs: Waves
@@ -110,15 +110,15 @@ class Anatomy:
     fibrillation: FloatArray
 
     def atrial_waves(self, cycle: float) -> Waves:
-        """The P wave from the onset of the QRS that follows it; PR shortens a little as the heart beats faster."""
+        """Returns the P wave, relative to the onset of the following QRS; PR is a little shorter in a faster heart."""
         return self.atria.shifted(-self.pr_interval_at(cycle))
 
     def pr_interval_at(self, cycle: float) -> float:
-        """PR interval at a cycle length, both in seconds."""
+        """Returns the PR interval at a cycle length, both in seconds."""
         return self.pr_interval * (1 - 0.12 * float(np.clip(1 / cycle - 1, -0.3, 1.5)))
 
     def ventricular_waves(self, cycle: float, ectopic: bool = False) -> Waves:
-        """QRS, ST and T from the onset of the QRS; QT by Fridericia's cube root of the cycle length (seconds)."""
+        """Returns QRS, ST and T, relative to the onset of the QRS; QT follows Fridericia's cube root of the cycle in s."""
         source = self.ectopic if ectopic else self.ventricles
         stretch = float(np.cbrt(cycle))
         t_end = self.qt_interval * stretch + source.qt_extra
@@ -127,7 +127,7 @@ class Anatomy:
 
 _Rows = list[tuple[float, float, float, float, float, float]]
 
-# Rows of Waves.of. The right atrium goes first, forward and down; the left follows, backward and left.
+# Rows for Waves.of. The right atrium is first, forward and down; the left follows, backward and left.
 _ATRIA: _Rows = [(0.045, 0.095, -0.050, 40, 16, 17), (0.070, 0.045, 0.045, 73, 17, 19)]
 
 # Septum (right and forward: r in V1, q in V6), apex and free walls, posterior left wall, base.
@@ -147,7 +147,7 @@ _LEFT_BLOCK_QRS: _Rows = [
 ]
 _LEFT_BLOCK_T: _Rows = [(-0.30, -0.03, -0.33, -82, 58, 38), (-0.12, -0.01, -0.17, -190, 45, 50)]
 
-# The left ventricle as always; then, alone and late, the right ventricle: right and forward.
+# The left ventricle as in a normal heart; then, late and alone, the right ventricle: right and forward.
 _RIGHT_BLOCK_QRS: _Rows = [
     (-0.16, -0.06, -0.38, 18, 7, 7.5),
     (0.88, 0.66, 0.10, 41, 9, 10),
@@ -172,7 +172,7 @@ _ECTOPIC_DIRECTIONS = {
 
 
 def rotation(angles: FloatArray) -> FloatArray:
-    """Rotation matrix [3, 3] about x, then y, then z by the angles [3] in radians."""
+    """Returns the matrix [3, 3] of a rotation about x, then y, then z by the angles [3] in radians."""
     (cx, cy, cz), (sx, sy, sz) = np.cos(angles), np.sin(angles)
     about_x = np.array([[1, 0, 0], [0, cx, -sx], [0, sx, cx]])
     about_y = np.array([[cy, 0, sy], [0, 1, 0], [-sy, 0, cy]])
@@ -191,7 +191,7 @@ def _varied(rng: np.random.Generator, waves: Waves, direction: float = 0.14, siz
 
 
 def _ectopic(rng: np.random.Generator) -> Ventricles:
-    """Ventricles excited from a focus of this patient: wide QRS, ST and T against it."""
+    """Draws ventricles excited from an ectopic focus: a wide QRS, with ST and T in the opposite direction."""
     away = np.array(list(_ECTOPIC_DIRECTIONS.values())[rng.integers(len(_ECTOPIC_DIRECTIONS))])
     away = rotation(rng.normal(0, 0.2, 3)) @ away * rng.uniform(1.5, 2.1)
     bend = rotation(rng.normal(0, 0.5, 3)) @ away
@@ -215,7 +215,7 @@ def draw_anatomy(rng: np.random.Generator, conduction: str, female: bool) -> Ana
         female: women have somewhat shorter QRS, lower voltage and longer QT.
 
     Returns:
-        Anatomy: its QRS lasts 78 to 100 ms, or 140 to 164 ms with a bundle branch block.
+        The heart; its QRS lasts 78 to 100 ms, or 140 to 164 ms with a bundle branch block.
     """
     orientation = rotation(rng.normal(0, [0.12, 0.20, 0.24]))
     voltage = float(np.exp(rng.normal(-0.06 if female else 0.04, 0.18)))

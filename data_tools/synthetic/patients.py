@@ -38,7 +38,7 @@ class Condition(StrEnum):
 class _Traits(NamedTuple):
     ages: tuple[int, int]
     resting_rate: tuple[float, float] = (66.0, 88.0)  # mean over recordings, beats per minute
-    rate_limits: tuple[float, float] = (63.0, 96.0)  # of a recording: clear of 60 and 100 in spite of sinus arrhythmia
+    rate_limits: tuple[float, float] = (63.0, 96.0)  # of a recording: stays clear of 60 and 100 despite sinus arrhythmia
     conduction: str = "normal"  # how impulses reach the ventricles
     label: str | None = None  # the code that this adds to the rhythm's
 
@@ -64,14 +64,14 @@ class RecordingPlan:
     Attributes:
         name: record name.
         entropy: key of its random numbers.
-        num_samples: at 500 Hz.
-        labels: SNOMED codes, the rhythm first.
-        age: years.
+        num_samples: length at 500 Hz.
+        labels: SNOMED CT codes, the rhythm first.
+        age: age in years.
         rate: mean heart rate, beats per minute.
         fibrillation: whether the atria fibrillate.
         premature_beats: whether there are premature ventricular beats.
-        orientation: [3] angles of heart and body against the electrodes, radians.
-        breathing: the breath.
+        orientation: [3] angles of the heart relative to the electrodes, radians.
+        breathing: respiration during the recording.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Patient:
         condition: what the patient has.
         sex: "Male" or "Female", as PhysioNet 2021 spells it.
         anatomy: the heart.
-        sinus_arrhythmia: relative sway of the cycle with the breath; wanes with age and rate.
+        sinus_arrhythmia: relative variation of the cycle length with respiration; smaller with age and in tachycardia.
         recordings: two to four.
     """
 
@@ -108,18 +108,18 @@ class Patient:
 
 
 def generator(*entropy: int) -> np.random.Generator:
-    """Random numbers that depend on the key alone."""
+    """Returns a generator whose numbers depend only on the key ``entropy``."""
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy)))
 
 
 def _condition(seed: int, number: int) -> Condition:
-    """Condition of the patient with this number (from 0): each block of eight is a permutation of all."""
+    """Returns the condition of a patient by number, from 0: each block of eight has all conditions, in random order."""
     block, place = divmod(number, len(Condition))
     return list(Condition)[int(generator(seed, 0, block).permutation(len(Condition))[place])]
 
 
 def _num_samples(rng: np.random.Generator) -> int:
-    """Most recordings last 10 s; a few 15 to 30 s, a few 6 to 9 s."""
+    """Draws the length of a recording: most last 10 s, a few 15 to 30 s, a few 6 to 9 s."""
     chance = rng.random()
     if chance < 0.06:
         return int(rng.integers(15 * SAMPLING_RATE, 30 * SAMPLING_RATE + 1))
@@ -129,7 +129,7 @@ def _num_samples(rng: np.random.Generator) -> int:
 
 
 def _rhythm_label(rate: float) -> str:
-    """The code of a sinus rhythm of this rate."""
+    """Returns the code of a sinus rhythm at a rate."""
     if rate < 60:
         return SINUS_BRADYCARDIA
     return SINUS_TACHYCARDIA if rate > 100 else SINUS_RHYTHM
@@ -139,8 +139,8 @@ def draw_patient(seed: int, number: int) -> Patient:
     """Draws a patient and plans the recordings.
 
     Args:
-        seed: of the cohort.
-        number: the patient's, from 0.
+        seed: seed of the cohort.
+        number: number of the patient, from 0.
     """
     rng = generator(seed, 1, number)
     condition = _condition(seed, number)

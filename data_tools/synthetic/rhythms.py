@@ -1,4 +1,4 @@
-"""When the heart beats: the instants of the beats of a recording and what kind each is. B is the number of beats."""
+"""The times and kinds of the beats of a recording. B is the number of beats."""
 
 from dataclasses import dataclass
 from enum import IntEnum
@@ -44,14 +44,14 @@ class Breathing:
     phase: float
 
     def at(self, seconds: FloatArray) -> FloatArray:
-        """The state of the breath, -1 to 1, at the instants [T]."""
+        """Returns the respiratory signal, between -1 and 1, at the instants [T]."""
         return np.sin(2 * np.pi * self.rate * seconds + self.phase)
 
 
 def sinus_beats(rng: np.random.Generator, duration: float, rate: float, sinus_arrhythmia: float, breathing: Breathing) -> Beats:
-    """Sinus rhythm whose rate sways with blood pressure (LF, near 0.1 Hz) and with the breath (HF).
+    """Draws a sinus rhythm whose rate varies with blood pressure (LF, near 0.1 Hz) and with respiration (HF).
 
-    The two peaks are those of the RR spectrum of McSharry et al. (2003); here the HF part is tied to the same breath that
+    The two peaks are those of the RR spectrum of McSharry et al. (2003); here the HF part is tied to the same respiration that
     moves the heart and the baseline.
 
     Args:
@@ -59,7 +59,7 @@ def sinus_beats(rng: np.random.Generator, duration: float, rate: float, sinus_ar
         duration: seconds.
         rate: mean heart rate, beats per minute.
         sinus_arrhythmia: relative size of the HF part.
-        breathing: the breath.
+        breathing: respiration.
     """
     slow_rate, slow_phase = rng.uniform(0.08, 0.12), rng.uniform(0, 2 * np.pi)
     mean = 60 / rate
@@ -76,7 +76,7 @@ def sinus_beats(rng: np.random.Generator, duration: float, rate: float, sinus_ar
 
 
 def fibrillation_beats(rng: np.random.Generator, duration: float, rate: float) -> Beats:
-    """Atrial fibrillation: the node passes impulses at random, so that successive cycles are independent.
+    """Draws atrial fibrillation: the AV node conducts impulses at random, so successive cycles are independent.
 
     Args:
         rng: source of random numbers.
@@ -90,7 +90,7 @@ def fibrillation_beats(rng: np.random.Generator, duration: float, rate: float) -
     length = np.maximum(mean * ratio, 0.29)
     onset = -LEAD_IN_S + np.cumsum(length)
     keep = onset < duration + 1
-    # QT follows the cycles before with a memory, so it varies less than they do.
+    # QT depends on several preceding cycles, so it varies less than they do.
     cycle = 0.5 * (length + mean)
     return Beats(onset[keep], np.full(int(keep.sum()), BeatKind.FIBRILLATION, np.int8), cycle[keep])
 

@@ -1,4 +1,4 @@
-"""One simulated recording: beats of the heart vector, breathing, noise, and the 12 leads in microvolt."""
+"""One simulated recording: beats of the heart vector, respiration, noise, and the 12 leads in microvolts."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ _BEFORE_S, _AFTER_S = 0.40, 0.75
 
 
 def _draw_beats(rng: np.random.Generator, patient: Patient, plan: RecordingPlan) -> Beats:
-    """The beats of a recording."""
+    """Draws the beats of a recording."""
     duration = plan.num_samples / SAMPLING_RATE
     if plan.fibrillation:
         return fibrillation_beats(rng, duration, plan.rate)
@@ -24,7 +24,7 @@ def _draw_beats(rng: np.random.Generator, patient: Patient, plan: RecordingPlan)
 
 
 def heart_vector(anatomy: Anatomy, beats: Beats, num_samples: int) -> FloatArray:
-    """The heart vector of a series of beats, without noise.
+    """Returns the heart vector of a series of beats, without noise.
 
     Args:
         anatomy: the patient's heart.
@@ -51,7 +51,7 @@ def heart_vector(anatomy: Anatomy, beats: Beats, num_samples: int) -> FloatArray
 
 
 def fibrillatory_waves(rng: np.random.Generator, direction: FloatArray, seconds: FloatArray) -> FloatArray:
-    """Fibrillatory waves [3, T] in mV: a sawtooth of three harmonics whose rate (5 to 8 Hz) and size wander.
+    """Draws fibrillatory waves, [3, T] in mV: a sawtooth of three harmonics whose rate (5 to 8 Hz) and size wander.
 
     After M. Stridh, L. Sörnmo: "Spatiotemporal QRST cancellation techniques for analysis of atrial fibrillation",
     IEEE Trans. Biomed. Eng. 48(1), 2001, doi:10.1109/10.900266.
@@ -62,20 +62,20 @@ def fibrillatory_waves(rng: np.random.Generator, direction: FloatArray, seconds:
     phase = 2 * np.pi * rate * seconds + wander * np.sin(2 * np.pi * wander * seconds) + jitter
     size = 1 + 0.35 * np.sin(2 * np.pi * rng.uniform(0.2, 0.6) * seconds + rng.uniform(0, 2 * np.pi))
     order = np.arange(1, 4)
-    # Each harmonic has its own direction, so that the waves differ from lead to lead in shape, not only in size.
+    # Each harmonic has its own direction, so that the shape of the waves, not only their size, differs from lead to lead.
     vectors = np.stack([rotation(rng.normal(0, 0.25, 3)) @ direction / harmonic for harmonic in order])
     harmonics: FloatArray = vectors.T @ np.sin(order[:, None] * phase)
     return harmonics * size
 
 
 def _moved_by_breath(vector: FloatArray, rng: np.random.Generator, breath: FloatArray) -> FloatArray:
-    """Turns the heart by a few degrees with the breath [T], and makes the vector smaller as the lungs fill."""
+    """Turns the heart by a few degrees with respiration [T], and shrinks the vector as the lungs fill."""
     axis = rng.normal(0, 0.03, 3)
     return vector * (1 - 0.03 * breath) + np.cross(axis, vector, axisb=0, axisc=0) * breath
 
 
 def _noise(rng: np.random.Generator, breathing: Breathing, seconds: FloatArray) -> FloatArray:
-    """Baseline wander and muscle noise of the eight independent leads, [8, T] in mV."""
+    """Draws baseline wander and muscle noise for the eight independent leads, [8, T] in mV."""
     num_leads, num_samples = len(DOWER), len(seconds)
     rates = np.concatenate([[breathing.rate], rng.uniform(0.06, 0.45, 3)])
     phase = 2 * np.pi * rates[:, None] * seconds
@@ -91,7 +91,7 @@ def _noise(rng: np.random.Generator, breathing: Breathing, seconds: FloatArray) 
 
 
 def twelve_leads(independent: FloatArray) -> NDArray[np.int16]:
-    """The 12 leads of the eight independent ones, in whole microvolt.
+    """Derives the 12 leads from the eight independent ones, in whole microvolts.
 
     The other limb leads are derived after rounding, so that III = II - I holds exactly and Goldberger's relations to half a
     unit.
@@ -100,12 +100,12 @@ def twelve_leads(independent: FloatArray) -> NDArray[np.int16]:
         independent: [8, T] mV, rows as in INDEPENDENT_LEADS.
 
     Returns:
-        [12, T] in the order of LEADS, 1 unit = 1 microvolt.
+        int16 [12, T] in uV, in the order of LEADS.
     """
     microvolt = np.rint(independent * 1000)
     lead_i, lead_ii = microvolt[0], microvolt[1]
     signal = np.stack([lead_i, lead_ii, *derive_limb_leads(lead_i, lead_ii), *microvolt[2:]])
-    assert np.abs(signal).max() < 32767, "a simulated heart never makes 32 mV"
+    assert np.abs(signal).max() < 32767, "a simulated heart never reaches 32 mV"
     whole: NDArray[np.int16] = np.rint(signal).astype(np.int16)
     return whole
 
@@ -114,8 +114,8 @@ def simulate_recording(patient: Patient, plan: RecordingPlan) -> tuple[NDArray[n
     """Simulates one recording of a patient; the same plan gives the same signal, bit for bit.
 
     Returns:
-        The signal, int16 [12, T] microvolt, in the order of LEADS; and its beats, some of which lie before the first sample or
-        after the last.
+        The signal, int16 [12, T] in uV, in the order of LEADS; and its beats, some of them before the first sample or after the
+        last.
     """
     rng = generator(*plan.entropy)
     beats = _draw_beats(rng, patient, plan)

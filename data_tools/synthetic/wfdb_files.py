@@ -1,7 +1,7 @@
 """The `.mat` and `.hea` of one recording, as PhysioNet 2021 writes them.
 
-The `.mat` is a MATLAB level 4 file of one int16 matrix `val` [12, T]: a header of 24 bytes, then the samples column by
-column, so all leads of the first instant first. To WFDB it is format 16 with an offset of 24 bytes.
+The `.mat` is a MATLAB level 4 file with one int16 matrix `val` [12, T]: a header of 24 bytes, then the samples column by
+column, so all leads of an instant are together. For WFDB this is format 16 with an offset of 24 bytes.
 """
 
 from pathlib import Path
@@ -15,14 +15,14 @@ from data_tools.leads import LEADS
 
 
 def write_recording(folder: Path, name: str, signal: NDArray[np.int16], sampling_rate: int, comments: dict[str, str]) -> None:
-    """Writes `NAME.mat`, then `NAME.hea`: where there is a header, its signal is complete.
+    """Writes `NAME.mat`, then `NAME.hea`, so a recording with a header is complete.
 
     Args:
-        folder: exists.
+        folder: an existing folder.
         name: record name.
         signal: int16 [12, T], 1000 units per mV, in the order of LEADS.
         sampling_rate: Hz.
-        comments: what the header says of the patient: lines `# key: value` at its end.
+        comments: facts about the patient, written as lines `# key: value` at the end of the header.
 
     Raises:
         OSError: the folder cannot be written or the disk is full.

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 from typing import ClassVar
 
+import google_crc32c
 import numpy as np
 import pytest
 import webdataset
@@ -246,6 +247,16 @@ class ZarrContract(StoreContract):
         with pytest.raises(DatasetError, match=r"c\.0\.0\.0 (is damaged at byte|has a damaged index).*verify") as error:
             read(CropStore(dataset, "pretrain"), rows)
         assert "\n" not in str(error.value)
+
+    def test_an_index_with_a_valid_crc_and_absurd_sizes_is_refused(self, dataset: Dataset) -> None:
+        for shard in dataset.shards("pretrain"):
+            content = (dataset.path / shard.file).read_bytes()
+            index = bytearray(content[-(16 * 4 + 4) : -4])
+            index[8:16] = (1 << 60).to_bytes(8, "little")
+            crc = int(google_crc32c.value(bytes(index))).to_bytes(4, "little")
+            (dataset.path / shard.file).write_bytes(content[: -(16 * 4 + 4)] + index + crc)
+        with pytest.raises(DatasetError, match=r"c\.0\.0\.0 has a damaged index"):
+            read(CropStore(dataset, "pretrain"), [0])
 
     def test_metadata_that_have_changed_are_named(self, dataset: Dataset) -> None:
         path = dataset.path / "zarr" / "pretrain" / "zarr.json"

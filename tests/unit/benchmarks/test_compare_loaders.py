@@ -1,12 +1,16 @@
 import json
+import signal
+import subprocess
 import time
 import urllib.request
 from collections import Counter
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 from typing import Any
 
+import _peer_process
 import compare_loaders
 import numpy as np
 import pytest
@@ -97,7 +101,8 @@ def test_the_command_compares_what_is_installed(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--throttle", "5"], "give --s3"),
+        (["--throttle", "5"], "add --s3"),
+        (["--throttle", "0"], "--throttle must be above 0"),
         (["--loaders", "engine, tar;nothing"], "unknown loader 'nothing'; known: engine, tar"),
         (["--rounds", "0"], "above 0"),
     ],
@@ -106,6 +111,30 @@ def test_mistakes_on_the_command_line(words: list[str], message: str, capsys: py
     with pytest.raises(SystemExit):
         compare_loaders.parse_arguments(words)
     assert message in capsys.readouterr().err
+
+
+def test_an_interrupted_task_leaves_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(subprocess.Popen(*arguments, **options))
+        return started[0]
+
+    def interrupt(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(_peer_process, "subprocess", SimpleNamespace(Popen=start))
+    monkeypatch.setattr(_peer_process, "time", SimpleNamespace(sleep=interrupt))
+    with pytest.raises(KeyboardInterrupt):
+        _peer_process.run_task("check", "engine, tar", tmp_path)
+    assert started[0].returncode == -signal.SIGKILL
+
+
+def test_a_loader_whose_import_fails_without_a_message_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken_loader.py").write_text("raise RuntimeError")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(PEERS["webdataset"], "package", "broken_loader")
+    assert "broken_loader cannot be imported (RuntimeError)" in str(find_missing(PEERS["webdataset"]))
 
 
 def test_a_row_for_each_result() -> None:

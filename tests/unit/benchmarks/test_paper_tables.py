@@ -225,7 +225,8 @@ def test_speed_is_that_of_a_gpu_if_one_is_recorded(tmp_path: Path) -> None:
         (["--scale", "paper"], "needs --data"),
         (["--data", "d"], "needs --scale paper"),
         (["--seeds", "0"], "at least 1"),
-        (["--methods", "w3v"], "do not contain w3v"),
+        (["--methods", "w2v", "w3v"], "unknown method 'w3v'; known: Random Init., W2V"),
+        (["--methods", "Physio(4)"], "do not contain Physio(4)"),
         (["--protocol", "m"], "needs --benchmark"),
     ],
 )

@@ -101,6 +101,9 @@ def test_a_build_is_split_without_changing_its_files(tmp_path: Path, capsys: pyt
     assert "held out from pre-training: valid, test of diagnosis" in out
 
 
+COLUMN_PLAN = ["split", "empty", "--plan", "column", "--table", "t.csv", "--column", "fold"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -125,6 +128,8 @@ def test_a_build_is_split_without_changing_its_files(tmp_path: Path, capsys: pyt
         (["split", "empty", "--plan", "random", "--hold-out", "train"], "'train' cannot be held out from pre-training"),
         (["split", "empty", "--plan", "kfold", "--folds", "2"], "the number of folds must be between 3 and 100, got 2"),
         (["split", "empty", "--plan", "column", "--train", "1"], "--plan column needs --table"),
+        ([*COLUMN_PLAN, "--train", "9-1"], "--train: the range 9-1 is reversed; write 1-9"),
+        ([*COLUMN_PLAN, "--train", "1-99999"], "--train: the range 1-99999 has more than 10000 values"),
         (["verify", "absent"], "absent: no such folder"),
         (["info", "empty"], "empty: not a dataset"),
         (["plot", "empty", "key", "--out", "x.png"], "empty: not a dataset"),

@@ -178,7 +178,10 @@ def test_predictions_are_printed_on_the_ecg(
         assert "predicted: " in figure
         assert f"AF {row['probability_AF']:.2f}" in figure
     assert ecg_data([*plot[:2], "pretrain-000000", *plot[3:], "--out", str(tmp_path / "fig.svg")]) == 2
-    assert "no prediction of test/rpretrain0" in capsys.readouterr().err
+    assert "no prediction for test/rpretrain0" in capsys.readouterr().err
+    other = ["--predictions", str(dataset / "samples.parquet")]
+    assert ecg_data([*plot[:3], *other, "--out", str(tmp_path / "fig.svg")]) == 2
+    assert "samples.parquet: has no columns of predictions" in capsys.readouterr().err
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -217,4 +220,4 @@ def test_an_input_may_be_a_url(run: Run, model: Path, dataset: Path, tmp_path: P
     status, _, lines = run(model, "s3://key:secret@bucket/set", "-o", tmp_path / "out.csv")
     assert status == 2
     assert len(lines) == 1
-    assert "s3://bucket: write credentials into the environment, not into the URL" in lines[0]
+    assert "s3://bucket: put credentials in the environment, not in the URL" in lines[0]

@@ -27,7 +27,7 @@ def test_old_shards_stay_and_new_ones_follow(built: Path, folder: Path) -> None:
     old_rows = {split: old.samples(split) for split in old.splits}
     summary = add(folder, built / "more")
     assert str(summary).startswith(f"{folder}: 25 recordings -> 20 new crops of 10 s (pretrain ")
-    assert str(summary).endswith("; in the dataset already 5; rejected 0")
+    assert str(summary).endswith("; already in the dataset 5; rejected 0")
     after = content(folder)
     changed = {name for name in before if after.get(name) != before[name]}
     assert changed == {"manifest.json", "samples.parquet"}
@@ -195,7 +195,9 @@ def test_what_cannot_be_added_to_is_one_line(
     built: Path, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     foreign = write_dataset(tmp_path / "foreign", {"pretrain": 2})
-    with pytest.raises(BuildError, match=r"build\.options has no 'crops_per_shard'; only what `ecg-data build` made can be"):
+    with pytest.raises(
+        BuildError, match=r"build\.options has no 'crops_per_shard'; add only to datasets that `ecg-data build` made"
+    ):
         add(foreign, built / "more")
     with pytest.raises(DatasetError, match="no such folder"):
         add(tmp_path / "nowhere", built / "more")

@@ -45,6 +45,14 @@ def test_a_path_that_is_no_unicode_comes_back(tmp_path: Path) -> None:
     listing.close()
 
 
+def test_a_disk_that_fills_up_later_is_a_system_error(tmp_path: Path) -> None:
+    listing = Listing(tmp_path / "listing.sqlite", [recording(f"A{number}") for number in range(1000)])
+    listing._database.execute("PRAGMA max_page_count = 1")  # raised to the present size
+    with pytest.raises(OSError, match="No space left on device"):
+        listing.is_new("/x")
+    listing.close()
+
+
 def test_an_old_listing_is_written_anew(tmp_path: Path) -> None:
     Listing(tmp_path / "listing.sqlite", [recording("A")]).close()
     listing = Listing(tmp_path / "listing.sqlite", [recording("B")])

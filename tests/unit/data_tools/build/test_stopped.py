@@ -144,3 +144,14 @@ def test_two_builds_in_one_folder_do_not_mix(corpus: Path, tmp_path: Path, capsy
     assert "another build is running here" in capsys.readouterr().err
     assert cli.main(command(corpus, out)) == 0
     assert list(verify_dataset(out)) == []
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}"])
+def test_options_of_an_unfinished_build_that_cannot_be_read_are_one_error(
+    corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    out = tmp_path / "out"
+    (out / ".build").mkdir(parents=True)
+    (out / ".build" / "build.json").write_text(text)
+    assert cli.main(command(corpus, out)) == 2
+    assert f"{out}/.build/build.json: cannot be read" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 import io
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -94,7 +95,7 @@ def test_a_missing_file_fails_alone(server: CorpusServer, tmp_path: Path, capsys
     del server.files[MAT]
     assert cli.main(["download", "physionet2021", str(tmp_path), "--mirror", server.url]) == 1
     out = capsys.readouterr().out
-    assert f"{MAT}: the server answers 404" in out
+    assert f"{MAT}: the server responds with 404" in out
     assert "2 of 3 files of physionet2021 are complete, 2 of them new" in out
 
 
@@ -106,6 +107,7 @@ def test_a_file_of_the_user_is_not_replaced(server: CorpusServer, tmp_path: Path
 
 
 def test_a_busy_server_is_asked_again(server: CorpusServer, tmp_path: Path) -> None:
+    server.statuses["SHA256SUMS.txt"] = [503, 500]
     server.statuses[MAT] = [503, 429, 500]
     assert download_corpus("physionet2021", tmp_path, options(server)).failures == []
     assert server.requests[MAT] == 4
@@ -113,13 +115,13 @@ def test_a_busy_server_is_asked_again(server: CorpusServer, tmp_path: Path) -> N
 
 def test_a_server_that_says_nothing_ends_the_download(server: CorpusServer, tmp_path: Path) -> None:
     server.silent.add(MAT)
-    with pytest.raises(DownloadError, match=r"E00001.mat: the server does not answer \(ReadTimeout"):
+    with pytest.raises(DownloadError, match=r"E00001.mat: the server does not respond \(ReadTimeout"):
         download_corpus("physionet2021", tmp_path, options(server, read_seconds=0.05, num_connections=1))
 
 
 def test_a_server_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="cannot be reached"):
-        download_corpus("ptbxl", tmp_path, DownloadOptions(mirror="http://127.0.0.1:9"))
+        download_corpus("ptbxl", tmp_path, DownloadOptions(mirror="http://127.0.0.1:9", first_wait=0.01))
 
 
 @pytest.fixture
@@ -186,6 +188,21 @@ def test_too_little_space(server: CorpusServer, tmp_path: Path, monkeypatch: pyt
     with pytest.raises(DownloadError, match=r"about 1000000000.0 GB are missing, but only .* GB are free"):
         download_corpus("huge", tmp_path, options(server))
     assert not (tmp_path / MAT).exists()
+
+
+@pytest.mark.parametrize(("free", "is_enough"), [(20_000, True), (5_000, False)])
+def test_a_partly_downloaded_file_needs_space_only_for_its_rest(
+    server: CorpusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, free: int, is_enough: bool
+) -> None:
+    server.publish_record({"exams.csv": content(3)})
+    (tmp_path / ".exams.csv.part").write_bytes(content(3)[:90_000])
+    usage = shutil.disk_usage(tmp_path)._replace(free=free)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    if is_enough:
+        assert download_corpus("code15", tmp_path, options(server)).num_new == 1
+    else:
+        with pytest.raises(DownloadError, match="GB are missing, but only"):
+            download_corpus("code15", tmp_path, options(server))
 
 
 def zipped(files: dict[str, bytes]) -> bytes:

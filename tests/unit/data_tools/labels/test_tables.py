@@ -82,6 +82,18 @@ def test_categories_of_pandas(tmp_path: Path) -> None:
     assert read_label_table(path, "multiclass", ["x"]).label(SAMPLES).values.tolist() == [-1, -1, 1, 0]
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
+def test_a_column_without_values_labels_nothing(tmp_path: Path, suffix: str) -> None:
+    path = write(tmp_path, "recording,x\n8,\n9,\n", suffix)
+    assert not read_label_table(path, "binary", ["x"]).label(SAMPLES).is_labeled.any()
+
+
+def test_a_column_of_empty_texts_labels_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "labels.parquet"
+    pq.write_table(pa.table({"recording": ["8", "9"], "x": pa.nulls(2, pa.string())}), path)
+    assert not read_label_table(path, "binary", ["x"]).label(SAMPLES).is_labeled.any()
+
+
 def test_classes_of_a_trained_model(tmp_path: Path) -> None:
     definition = LabelDefinition(name="grade", kind="multiclass", classes=("c", "b", "a"))
     path = write(tmp_path, "recording,grade\n007,b\n8,c\n")
@@ -173,5 +185,5 @@ def test_a_recording_in_two_sources(tmp_path: Path, simulated_dataset: Path, mon
 
     monkeypatch.setattr(Dataset, "iterate_samples", iterate_samples)
     path = write(tmp_path, "recording,x\n8,5\n")
-    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia: add a column 'source'"):
+    with pytest.raises(LabelError, match="recording 8 is in both ningbo and georgia; add a column 'source'"):
         read_label_table(path, "regression", ["x"]).check_keys([Dataset.open(simulated_dataset)])

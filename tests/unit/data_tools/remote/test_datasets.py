@@ -197,13 +197,13 @@ def test_no_dataset_and_names_that_leave_the_folder(local: Path, url: str, tmp_p
 
 
 def test_credentials_in_a_url_are_refused_without_repeating_them(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(ValueError, match="https://host: write credentials into the environment") as caught:
+    with pytest.raises(ValueError, match="https://host: put credentials in the environment") as caught:
         Dataset.open("https://me:secret@host/data")
     assert "secret" not in str(caught.value)
     with pytest.raises(SystemExit):
         cli.main(["info", "https://me:secret@host/data"])
     error = capsys.readouterr().err
-    assert "https://host: write credentials into the environment" in error
+    assert "https://host: put credentials in the environment" in error
     assert "secret" not in error
 
 
@@ -233,6 +233,22 @@ def test_an_interrupted_upload_resumes(local: Path, url: str, cache: Path, monke
     assert names.count(first_shard) == 1
     assert list(verify_dataset(url)) == []
     assert not any((cache / "uploads").iterdir())
+
+
+def test_an_interrupted_upload_of_a_dataset_that_has_changed_since_starts_again(
+    local: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["convert", str(local), url, "--format", Dataset.open(local).manifest.encoding, "--workers", "1"]
+    with monkeypatch.context() as context:
+
+        def fail(*_: object) -> None:
+            raise StorageError("gone")
+
+        context.setattr(Bucket, "write", fail)
+        assert cli.main(command) == 2
+    assert cli.main(["split", str(local), "--plan", "random"]) == 0
+    assert cli.main(command) == 0
+    assert Dataset.open(url).manifest.splits == Dataset.open(local).manifest.splits
 
 
 def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

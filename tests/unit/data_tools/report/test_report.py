@@ -18,6 +18,7 @@ from data_tools.quality.limits import QualityLimits
 from data_tools.quality.measures import MEASURES
 from data_tools.quality.table import QUALITY_SCHEMA
 from data_tools.report import make_report
+from data_tools.report.contents import _limit_sources
 from data_tools.report.measures import MeasureCounts
 from data_tools.report.page import check_quality
 from data_tools.report.rejected import rejected_section
@@ -122,6 +123,14 @@ def test_a_page_describes_contents_quality_and_what_was_rejected(faulty: Path, f
         assert expected in text, expected
 
 
+def test_sources_beyond_the_first_are_summed() -> None:
+    rows = [(f"source-{number:02}", number, 2, 3, 4, 5) for number in range(15)]
+    limited = _limit_sources(rows)
+    assert limited[:12] == rows[:12]
+    assert limited[12:] == [("3 others", 12 + 13 + 14, 6, 9, 12, 15)]
+    assert _limit_sources(rows[:12]) == rows[:12]
+
+
 def test_a_page_contains_everything_and_no_scripts(faulty_text: str) -> None:
     page, text = Page(faulty_text), faulty_text
     assert page.tags & {"script", "link", "iframe", "object", "embed", "form"} == set()
@@ -135,7 +144,7 @@ def test_a_page_contains_everything_and_no_scripts(faulty_text: str) -> None:
 def test_a_build_without_limits_is_measured_in_a_sample(simulated_dataset: Path) -> None:
     page = report(simulated_dataset, num_examples=1)
     text = " ".join(page.words)
-    assert "built without --quality, so these are the measures of 135 crops" in text
+    assert "the measures are those of 135 crops from all over the dataset" in text
     assert "Recordings that are not used: none." in text
     assert {f"{name}" for name in ("Contents", "Quality", "Rejected recordings", "Examples")} <= set(page.headings)
     assert any(figure.startswith("High-frequency noise: median 0.00") for figure in page.figures)

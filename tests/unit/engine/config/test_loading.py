@@ -183,7 +183,7 @@ def test_a_mistake_is_one_line_with_a_remedy(override: str, fragments: list[str]
 
 @pytest.mark.parametrize("override", ["data.path=s3://key:secret@bucket/a", "data.datasets=[{path: https://me:secret@host/a}]"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(override: str) -> None:
-    with pytest.raises(UserError, match="write credentials into the environment, not into the URL") as caught:
+    with pytest.raises(UserError, match="put credentials in the environment, not in the URL") as caught:
         load(override)
     assert "secret" not in str(caught.value)
 
