@@ -43,7 +43,7 @@ class StopRequest:
         # more as SIGTERM, so only a second SIGINT counts.
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._interrupted = number == signal.SIGINT
+        self._interrupted = self._interrupted or number == signal.SIGINT
         self.reason = f"the run received {signal.Signals(number).name}"
 
     def _wait_for(self, is_gone: Callable[[], bool]) -> None:

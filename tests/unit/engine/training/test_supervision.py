@@ -1,10 +1,12 @@
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from engine.training.supervision import Watchdog
+from engine.training.supervision import StopRequest, Watchdog
 
 _HANGING = """
 import time
@@ -35,3 +37,24 @@ def test_progress_keeps_a_process_alive(seconds: float | None) -> None:
         watchdog.progress()
     watchdog.stop()
     time.sleep(0.6)
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequest]:
+    """A stop request of a process without a launcher; signals are handled as before afterwards."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield StopRequest()
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("forwarded", [[], [signal.SIGTERM]])
+def test_a_second_interrupt_does_not_wait_for_a_checkpoint(stop: StopRequest, forwarded: list[signal.Signals]) -> None:
+    signal.raise_signal(signal.SIGINT)
+    assert stop.reason == "the run received SIGINT"
+    for number in forwarded:
+        signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
