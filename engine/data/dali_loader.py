@@ -161,7 +161,7 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
         remaining = iter(nodes)
         draws = example.map(lambda _: next(remaining))
         if on_gpu:
-            # DALI takes the position of a slice on the CPU only.
+            # DALI takes the start of a slice only from the CPU.
             signals, draws = signals.gpu(), draws.map(lambda node: node.gpu())._replace(halves=draws.halves)
         pipeline.set_outputs(setup.transform.define_dali(signals, draws))
     pipeline.build()
