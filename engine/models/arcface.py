@@ -34,7 +34,7 @@ class ArcFace(nn.Module):
 
     Args:
         width: D.
-        num_patients: P, of the training set.
+        num_patients: P, number of patients in the training set.
         scale: s.
         margin: m, in radians.
     """

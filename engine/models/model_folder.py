@@ -79,7 +79,7 @@ def check_new_folder(folder: Path) -> None:
     """Checks that a folder does not exist or is empty.
 
     Raises:
-        UserError: it is not.
+        UserError: it exists and is not empty.
     """
     if folder.is_dir() and not any(folder.iterdir()):
         return

@@ -69,8 +69,8 @@ class Objective(nn.Module, ABC):
     identity: Identity = "patient"
     """What the numbers in the argument ``patient`` of :meth:`forward` identify."""
     by_segment: bool = False
-    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each
-    segment to the loss, which is their mean. Terms that belong to no segment count equally for all."""
+    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each segment to the loss, which is
+    their mean. Terms that belong to no segment count equally for all."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         del encoder_options  # for the heads of a subclass
@@ -100,7 +100,7 @@ class Objective(nn.Module, ABC):
         Args:
             encoder: the encoder, which this method runs.
             segments: [N, I, C, T] in mV, the segments of each sample, chosen as in :attr:`pairs`.
-            patient: int64 [N], the number of each sample's patient, or what else :attr:`identity` says.
+            patient: int64 [N], the number of each sample's patient, or of whatever :attr:`identity` calls for.
             draws: result of :meth:`draw`.
 
         Returns:
