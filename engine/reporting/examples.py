@@ -23,15 +23,15 @@ _POINTS_PER_INCH = 72
 
 
 class Gallery:
-    """Draws crops of the dataset of an evaluation.
+    """Draws crops of the dataset that an evaluation used.
 
     Args:
         evaluation: the evaluation.
         data: the dataset; ``None``: its recorded path.
-        num_examples: how many ECGs a list has.
+        num_examples: number of ECGs in each list of examples.
 
     Attributes:
-        problem: why there are no ECGs; empty if there are.
+        problem: why ECGs cannot be drawn; empty if they can.
 
     Raises:
         UserError: ``data`` is given, but is not the dataset that was evaluated.

@@ -29,7 +29,7 @@ _SHARES: Final = ("mfu", "data_wait_share")
 _STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
 _SCORES: Final = tuple(dict.fromkeys([*(name for kind in COLUMNS.values() for name in kind), "rank1", "rank5", "auroc"]))
 _MAX_POINTS = 120
-_NUM_ENDS = 10  # a first or last value is the median of so many rows, or of a tenth of the run if that is less
+_NUM_ENDS = 10  # a first or last value is the median of this many rows, or of a tenth of the run if that is less
 
 _Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -62,7 +62,7 @@ def run_section(run: RunFolder) -> Section:
             Section(
                 "Throughput", [_speed_table(run), Figures(f"Steps {first:,} to {last:,}.", [_curve(run, n) for n in speed])]
             ),
-            Section("Optimization", [Figures("State of the training.", [_curve(run, name) for name in state])]),
+            Section("Optimization", [Figures("Over the steps of the run.", [_curve(run, name) for name in state])]),
             Section("Configuration", [Details("Resolved configuration (config.yaml)", run.config_text)]),
         ],
     )
@@ -151,16 +151,13 @@ def _curve(run: RunFolder, name: str) -> Panel:
         if sum(len(values) > 0 for values, _ in (train, valid, chance)) > 1:
             axes.legend()
 
-    ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in _named(train, valid) if len(values)]
+    named = (("training", train), ("validation", valid))
+    ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in named if len(values)]
     return Panel(draw(plot), f"Curve of {title}: {'; '.join(ends) or 'no values'}")
 
 
-def _named(train: _Points, valid: _Points) -> list[tuple[str, _Points]]:
-    return [("training", train), ("validation", valid)]
-
-
 def _chance(rows: Sequence[Row], name: str) -> _Points:
-    """Returns the value of an accuracy or a loss if nothing has been learned; empty if it is not recorded."""
+    """Returns the chance level of an accuracy or a loss; empty if it is not recorded."""
     return _points(rows, name.replace(_ACCURACY, _CHANCE) if name.startswith(_ACCURACY) else f"uniform_{name}")
 
 

@@ -100,11 +100,11 @@ class DeepSpeedBackend:
         refresh_weights(self.model)
 
     def destroy(self) -> None:
-        """Frees what DeepSpeed holds; for processes that build several backends."""
+        """Frees DeepSpeed's memory; for processes that build several backends."""
         self.model.destroy()
 
     def _gradient_norm(self) -> Tensor:
-        """The norm of the gradients, averaged over ranks; does not wait for the device."""
+        """Returns the norm of the gradients, which are averaged over ranks; does not wait for the device."""
         if not self.stage:
             return _norm(parameter.grad for parameter in self.model.module.parameters())
         # With ZeRO each rank holds a part. DeepSpeed's own function copies a number to the device and waits for it.

@@ -29,7 +29,7 @@ class Summary:
     """The results of a run.
 
     Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
-    last ``num_averaged`` rows, a tenth of them.
+    last ``num_averaged`` rows, a tenth of the run each.
     """
 
     steps: int
