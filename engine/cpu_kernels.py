@@ -106,7 +106,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """Sets each value of a non-empty tensor to zero with probability ``p`` and scales the others by 1 / (1 - p).
 
     PyTorch's generator draws the seed of NumPy's SFC64, which is faster and draws 16 bits per value: 3.6 ms instead of 20 for
-    4.7 million values. Both p and the scale are those of p rounded to a multiple of 2**-16.
+    4.7 million values. p, and with it the scale, is rounded to a multiple of 2**-16.
     """
     draws = torch.empty_like(x, dtype=torch.int16) if isinstance(x, FakeTensor) else _draw_int16(x.numel()).view(x.shape)
     num_dropped = round(p * 2**16)

@@ -2,8 +2,8 @@
 
     python engine/evaluate.py MODEL_OR_RUN [MODEL ...] --data DATASET [--plan NAME] [--split NAME] [--leads 12,6,3,2,1]
 
-Scores per recording and per segment with confidence intervals, for fine-tuned models, for probes of frozen encoders beside
-random ones, and for the identification of patients.
+Scores per recording and per segment with confidence intervals, for fine-tuned models, for probes of frozen encoders compared
+with random ones, and for the identification of patients.
 """
 
 import argparse
@@ -49,7 +49,7 @@ _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet20
 
 # Modes of fine-tuning that leave the encoder as it is. Low-rank updates change it.
 _FROZEN_MODES = ("head", "linear")
-# Embeddings of larger splits are not written beside the predictions: they would not fit in memory.
+# Embeddings of larger splits are not written with the predictions: they would not fit in memory.
 _MAX_EMBEDDINGS = 20_000
 
 

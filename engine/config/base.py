@@ -85,8 +85,8 @@ class TrainOptions(Options):
     size that fits in the free memory, as in the presets. Global objectives draw their negatives from the micro-batches of all
     ranks, so it affects what is trained; a resumed run keeps its size."""
     cache_embeddings: bool = False
-    """Let a global objective compare all samples of a step instead of those of a micro-batch (GradCache), so that training
-    does not depend on micro_batch_size. Each micro-batch is encoded twice, which makes a step about a quarter longer."""
+    """Let a global objective compare all samples of a step, not only those in a micro-batch (GradCache), so that training does
+    not depend on micro_batch_size. Each micro-batch is encoded twice, which makes a step about a quarter longer."""
     min_compared_samples: int | None = Field(None, gt=0)
     """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run
     that compares fewer prints a warning."""

@@ -19,7 +19,7 @@ from engine.options import SampleUnit
 
 
 class SampleNumbers(NamedTuple):
-    """Metadata of n samples, which loaders need besides the signals.
+    """Metadata of n samples, which loaders need in addition to the signals.
 
     Attributes:
         recording: int64 [n], numbers of the recordings.
@@ -37,7 +37,7 @@ class SampleNumbers(NamedTuple):
 
 
 class SampleStore(ABC):
-    """Samples by row number: those of one dataset, or of a mixture.
+    """The samples of one dataset, or of a mixture, by row number.
 
     Attributes:
         locations: folders or URLs of the datasets, for messages.

@@ -1,6 +1,6 @@
 """Mixtures: the samples of several datasets as one store, and in one stream.
 
-The rows of a mixture are those of its datasets one after another. An epoch has m_d samples of dataset d, whose share is m_d /
+A mixture has the rows of its datasets, one dataset after another. An epoch has m_d samples of dataset d, whose share is m_d /
 sum(m). They come from the dataset's own endless :class:`SampleOrder`, which continues from epoch to epoch: with half of a
 dataset in each epoch, two epochs read every sample once.
 
@@ -230,7 +230,7 @@ class MixtureOrder(Order):
 
 
 class SectionOrder(Order):
-    """A stream for each dataset of a mixture, to validate on one after the other: section d begins at d * SECTION_SIZE.
+    """A stream for each dataset of a mixture, to validate on one at a time: section d begins at d * SECTION_SIZE.
 
     A section is the :class:`SampleOrder` of its dataset alone, which has the same arguments.
     """
@@ -291,7 +291,7 @@ def samples_per_epoch(num_samples: Sequence[int], weights: Sequence[float], temp
 
 
 def dataset_names(folders: Sequence[str]) -> list[str]:
-    """Returns a unique name for each dataset: that of its folder, with a number where several have the same."""
+    """Returns a unique name for each dataset: its folder's name, followed by a number if it is not unique."""
     names: list[str] = []
     for folder in folders:
         name = base = folder.rstrip("/").rpartition("/")[2] or "dataset"

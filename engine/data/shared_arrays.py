@@ -1,8 +1,8 @@
 """Arrays made from the tables of a dataset, which the ranks of a machine share.
 
 The first process of a machine that needs them makes them and writes them to the user's cache folder; the others wait, and map
-them into memory, as later runs do. So the tables are read, and the arrays in memory, once per machine. Each rank makes those of
-a small dataset itself.
+them into memory, as later runs do. So the tables are read, and the arrays in memory, once per machine. For a
+small dataset, each rank makes its own.
 """
 
 import fcntl

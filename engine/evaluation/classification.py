@@ -143,7 +143,7 @@ class SampleCurves:
         """Returns the highest F-measure over thresholds, [R], for weights [N, R].
 
         Precision is averaged over the samples with a predicted class, recall over those with a label, and the F-measure is
-        that of the two means (Strodthoff et al. 2021, "Deep Learning for ECG Analysis: Benchmarks and Insights from
+        computed from the two means (Strodthoff et al. 2021, "Deep Learning for ECG Analysis: Benchmarks and Insights from
         PTB-XL", there on a coarser grid of thresholds).
         """
         precision = ratio(self._precisions @ weights, self._is_predicted @ weights)

@@ -30,7 +30,7 @@ class Matching:
         genuine: [M], similarities of the genuine pairs in descending order.
         num_impostors_above: int64 [M], pairs of different patients at least as similar as each genuine pair.
         num_impostors: number of pairs of different patients.
-        num_impostors_tied: int64 [M], those of ``num_impostors_above`` that are exactly as similar.
+        num_impostors_tied: int64 [M], the pairs among ``num_impostors_above`` that are exactly as similar.
     """
 
     ranks: IntArray

@@ -1,7 +1,7 @@
 """Probes of frozen encoders: linear models and nearest neighbors on embeddings, fitted with scikit-learn.
 
 The L2 penalty, or the number of neighbors, is the one with the best score on a validation set. A probe's score means little
-without that of the same probe on an encoder with random weights.
+unless it is compared with the same probe on an encoder with random weights.
 
 Legend: N samples, D width of the embeddings, C classes.
 """

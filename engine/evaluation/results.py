@@ -33,7 +33,7 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "regression": {"mae": "MAE", "rmse": "RMSE", "r2": "R2", "pearson": "Pearson"},
     "identification": {"rank_1_accuracy": "rank-1", "rank_5_accuracy": "rank-5"},
 }
-"""Kind of label -> the metrics of a printed table and their titles; a table leaves out what is not defined."""
+"""Kind of label -> the metrics of a printed table and their titles; a table omits undefined metrics."""
 
 Result = dict[str, Any]
 """``overall``: metric -> {"value", "low", "high"}; ``per_class``: class -> metric -> the same. None where undefined."""

@@ -119,8 +119,8 @@ def embed_input(
     Args:
         embedder: the model.
         path: the folder.
-        out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Temporary files of
-            about its size are kept beside it meanwhile.
+        out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Meanwhile,
+            temporary files of about the same size are kept next to it.
         runner: how the model is applied.
         split: split of a dataset; None: all splits.
         plan: plan whose splits are used; None: the stored splits.
@@ -186,7 +186,7 @@ def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True
 
 @contextmanager
 def _scratch_folder(out: Path) -> Iterator[Path]:
-    """Creates a hidden folder beside the output file, and removes it at the end."""
+    """Creates a hidden folder next to the output file, and removes it at the end."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:

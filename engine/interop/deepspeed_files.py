@@ -126,7 +126,7 @@ def read_old_weights(path: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     """Returns the weights of a checkpoint of format version 1 or 2 by name.
 
     Raises:
-        UserError: the files are not those of a run.
+        UserError: the files do not belong to a run's checkpoint.
     """
     with _checking_contents(path):
         if info.zero_stage == 3:
@@ -186,7 +186,7 @@ def _listed_shapes(path: Path) -> dict[str, torch.Size]:
 def join_pieces(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
     """Joins what ZeRO 3 gives to the ranks into tensors by name.
 
-    ZeRO 3 cuts each flattened tensor into as many equal pieces as there are ranks, the last one padded.
+    ZeRO 3 cuts each flattened tensor into equal pieces, one per rank, of which the last is padded.
 
     Args:
         parts: for each rank, its pieces end to end, fp32 [sum of pieces].
@@ -226,4 +226,4 @@ def _checking_contents(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path}: its files are not those of a DeepSpeed checkpoint ({error!r})") from None
+        raise UserError(f"{path}: its files are not a valid DeepSpeed checkpoint ({error!r})") from None

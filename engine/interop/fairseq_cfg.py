@@ -104,7 +104,7 @@ class _Section(BaseModel):
 
     @classmethod
     def official(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of our values that this section contains, under their official names."""
+        """Returns our values for the keys of this section, under their official names."""
         return {field.alias or name: values[name] for name, field in cls.model_fields.items() if name in values}
 
 
@@ -185,7 +185,7 @@ class _W2V(_Section):
         if not self.quantize_targets or self.target_glu:
             return None
         final_width = self.final_width if self.final_width > 0 else self.encoder_embed_dim
-        # Beyond what the cfg says, the official training is that of the preset official_w2v_cmsc_rlm.
+        # What the cfg does not record is as in the preset official_w2v_cmsc_rlm.
         w2v = self.shared(W2VOptions) | {
             "masking": "fixed_count",
             "mask_probability": min(1.0, self.mask_prob / max(1, self.mask_span)),

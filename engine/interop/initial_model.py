@@ -58,6 +58,6 @@ def _find_checkpoint(source: Path) -> tuple[Callable[[Path, Path], list[str]], P
 
 
 def _sort_key(info: CheckpointInfo) -> tuple[float, int]:
-    """Sorts the checkpoint with the lowest loss first; of those without a loss, the newest."""
+    """Sorts the lowest loss first; checkpoints without a loss come last, the newest of them first."""
     loss = math.inf if info.score is None or not math.isfinite(info.score) else info.score
     return loss, -info.step

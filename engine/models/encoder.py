@@ -1,6 +1,6 @@
 """The encoder: feature encoder, projection, masking, positional convolution, transformer.
 
-The order of operations is that of wav2vec 2.0 and the paper's official code. All tensors are [B, T, D].
+The order of operations follows wav2vec 2.0 and the paper's official code. All tensors are [B, T, D].
 
 Legend: B segments, C leads, T samples at the input and tokens after the feature encoder, F feature channels, D width.
 """

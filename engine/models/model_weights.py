@@ -13,7 +13,7 @@ from engine.options import UserError
 
 
 def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Checks that tensors are those of a model with this configuration.
+    """Checks that tensors match a model's configuration.
 
     For pre-training heads, only the values are checked: :mod:`engine.interop.native`, which knows objectives, checks their
     names and shapes.

@@ -35,7 +35,7 @@ class PretrainingModel(nn.Module):
             row0: row of this rank's first sample in the step's global batch; micro-batches of a step have different rows.
 
         Returns:
-            fp32 scalar loss and detached scalar metrics; their means over ranks are those of the global batch.
+            fp32 scalar loss and detached scalar metrics; averaged over ranks, they are those of the global batch.
         """
         num_tokens = self.encoder.num_tokens(segments.shape[-1])
         num_segments = segments.shape[1]  # of a sample

@@ -21,7 +21,7 @@ from engine.options import Options, SampleUnit, SegmentPair
 # Name of the metric that :attr:`Objective.by_segment` adds.
 LOSS_BY_SEGMENT = "loss_by_segment"
 
-# Segments that a global objective does not contrast: those of one patient, of one recording, or of one pair.
+# What two segments must share for a global objective not to contrast them.
 Identity = Literal["patient", "recording", "pair"]
 
 
@@ -78,7 +78,7 @@ class Objective(nn.Module, ABC):
         self.options = options
 
     def set_by_segment(self, *, by_segment: bool) -> None:
-        """Sets :attr:`by_segment` of this objective and of those that it consists of."""
+        """Sets :attr:`by_segment` of this objective and of the objectives in it."""
         for module in self.modules():
             if isinstance(module, Objective):
                 module.by_segment = by_segment
@@ -105,7 +105,7 @@ class Objective(nn.Module, ABC):
 
         Returns:
             fp32 loss of this rank and detached fp32 scalar metrics, which each objective documents; weighted parts of the loss
-            sum to it. The means over ranks are those of the global batch.
+            sum to it. Averaged over ranks, both are those of the global batch.
         """
 
     def after_step(self, step: int) -> None:

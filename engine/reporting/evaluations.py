@@ -52,7 +52,7 @@ def evaluation_section(evaluation: EvaluationFolder, data: str | Path | None, pr
         num_examples: number of ECGs in each list of examples.
 
     Raises:
-        UserError: predictions or the dataset are damaged, or not those of the evaluation.
+        UserError: predictions or dataset are damaged, or belong to another evaluation.
     """
     results = evaluation.results
     gallery = Gallery(evaluation, data, num_examples)

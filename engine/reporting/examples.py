@@ -86,7 +86,7 @@ def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
 
 
 def choose_examples(outputs: Outputs, num_examples: int) -> tuple[list[int], list[int]]:
-    """Returns the recordings with the most confident right and wrong predictions, those of different classes first."""
+    """Returns the recordings with the most confident right and wrong predictions, different classes first."""
     targets, predicted = outputs.targets, outputs.predicted
     if outputs.definition.kind == "regression":
         scale = targets.std(0)

@@ -200,7 +200,7 @@ def _open_run(path: Path) -> RunFolder:
     train = [row for row in rows if row["kind"] == "train"]
     if not train:
         raise UserError(f"{path / _METRICS_FILE}: contains no training steps; wait until the run has logged some")
-    # The export of the best checkpoint validates it once more, at the last step.
+    # The export of the best checkpoint validates it again, at the last step.
     valid = list({row["step"]: row for row in reversed(rows) if row["kind"] == "valid"}.values())[::-1]
     summary = _read_json(path / _SUMMARY_FILE) if (path / _SUMMARY_FILE).is_file() else {}
     checkpoints = sorted((path / "checkpoints").glob("step-*/checkpoint.json"))

@@ -64,8 +64,8 @@ def patient_projection(
     """Returns gallery (circles) and probe (crosses), with some patients in colors; ``None`` if there are too few.
 
     Args:
-        embeddings: those of gallery and probe, [G, D] and [P, D].
-        patients: those of gallery and probe, [G] and [P].
+        embeddings: embeddings of the gallery and the probes, [G, D] and [P, D].
+        patients: patients of the gallery and the probes, [G] and [P].
         method: one of PROJECTIONS.
     """
     together = np.concatenate(embeddings)

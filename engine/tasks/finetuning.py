@@ -114,7 +114,7 @@ class FinetuningTask(Task):
     """Base of the tasks that fine-tune an encoder.
 
     Args:
-        config: the run's configuration; its architecture is that of ``init_from``, see :meth:`resolve_config`.
+        config: the run's configuration; with the architecture of ``init_from``, see :meth:`resolve_config`.
         splits: see :class:`Task`.
     """
 
@@ -169,7 +169,7 @@ class FinetuningTask(Task):
         """Returns the configuration with the architecture of the initial model, and the parameter groups of the recipe.
 
         Raises:
-            UserError: ``model`` changes a size of the initial model, or ``optimizer.groups`` is set beside the recipe's groups.
+            UserError: ``model`` changes a size of the initial model, or both ``optimizer.groups`` and the recipe set groups.
         """
         config = config.model_copy(update={"model": cls._resolve_model(config)})
         groups = config.encoder_groups()
@@ -195,7 +195,7 @@ class FinetuningTask(Task):
 
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
-        """See :class:`Task`: whether the model was pre-trained on test crops, those of the plan's other splits."""
+        """See :class:`Task`: whether the model was pre-trained on test crops, that is, on the plan's other splits."""
         pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
         if pretraining_set is None or config.data.plan is None:
             return []
@@ -261,7 +261,7 @@ def open_train_segments(
 ) -> CropStore:
     """Opens the segments of ``label_fraction`` of a split's patients.
 
-    The patients of a smaller fraction are among those of a larger one.
+    A smaller fraction's patients are a subset of any larger fraction's.
 
     Args:
         config: the run's configuration.

@@ -49,7 +49,7 @@ class StepOutput(NamedTuple):
     loss: Tensor
     """fp32 scalar; its mean over ranks is the loss of the global batch."""
     metrics: Mapping[str, Tensor]
-    """Detached fp32 scalars; their means over ranks are those of the global batch."""
+    """Detached fp32 scalars; averaged over ranks, they are the metrics of the global batch."""
     predictions: Mapping[str, Tensor] = {}
     """Per-sample outputs [N, ...] for evaluators that need all of them."""
 

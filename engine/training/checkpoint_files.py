@@ -3,7 +3,7 @@
     weights-00000.safetensors      NAME -> fp32 [K]: a slice of the flattened parameter
     optimizer-00000.safetensors    NAME.exp_avg, NAME.exp_avg_sq -> fp32 [K]: AdamW's moments of the same slice
 
-The number is that of the rank. ``checkpoint.json`` says which slices a part holds, so that any number of ranks with any ZeRO
+The number is the rank. ``checkpoint.json`` says which slices a part holds, so that any number of ranks with any ZeRO
 stage can read what they need.
 """
 

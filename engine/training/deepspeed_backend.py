@@ -89,7 +89,7 @@ class DeepSpeedBackend:
         return owned_slices(self.model, self._ranks.rank, self._ranks.world_size)
 
     def load(self, read: Callable[[Sequence[ParameterSlice]], None], count: int) -> None:
-        """Loads weights and optimizer state; the optimizer's options stay those of this run.
+        """Loads weights and optimizer state; the optimizer keeps this run's options.
 
         Args:
             read: fills the slices that it is called with.

@@ -46,7 +46,7 @@ class _InFlightStep(NamedTuple):
 
 @dataclass
 class RunState:
-    """The trainer's state besides weights, optimizer and loader.
+    """The trainer's state apart from weights, optimizer and loader.
 
     Attributes:
         step: number of finished steps.
