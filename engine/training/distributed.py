@@ -27,6 +27,7 @@ class Ranks:
     device: torch.device
     group: dist.ProcessGroup | None = None  # for the methods that exchange Python objects; None: the default group
     machine: dist.ProcessGroup | None = None  # the ranks of this rank's machine; None: all are on it
+    has_launcher: bool = False  # whether a launcher started this process, which must not outlive it
 
     @property
     def is_main(self) -> bool:
@@ -99,7 +100,8 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         UserError: the launcher's port is in use.
     """
     os.environ["DS_ACCELERATOR"] = device.type  # before DeepSpeed is imported
-    if "RANK" not in os.environ:
+    has_launcher = "RANK" in os.environ
+    if not has_launcher:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -110,7 +112,8 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         # The ranks of one machine share its cores; with more threads than cores they would wait for each other.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size()))
     _init_deepspeed(device, timedelta(minutes=_COLLECTIVE_TIMEOUT_FACTOR * timeout_minutes))
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, machine=make_machine_group())
+    machine = make_machine_group()
+    return Ranks(dist.get_rank(), dist.get_world_size(), device, machine=machine, has_launcher=has_launcher)
 
 
 def local_world_size() -> int:

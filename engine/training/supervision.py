@@ -25,16 +25,19 @@ class StopRequest:
 
     SIGTERM, SIGINT and SIGUSR1, which job schedulers send before a time limit, are reasons, and so is the end of the launcher.
 
+    Args:
+        has_launcher: whether a launcher started this process. Without one, the parent, such as a shell, may end.
+
     Attributes:
         reason: why the run should stop, as a clause, or ``None``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_launcher: bool) -> None:
         self.reason: str | None = None
         self._interrupted = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._record)
-        if "LOCAL_RANK" in os.environ and os.getppid() > 1:
+        if has_launcher and os.getppid() > 1:
             is_gone = _watch_launcher()
             threading.Thread(target=self._wait_for, args=(is_gone,), name="launcher-watch", daemon=True).start()
 

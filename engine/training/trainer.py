@@ -95,7 +95,7 @@ class Trainer:
         self.flops_per_step = config.train.batch_size * task.flops_per_sample()
         self.peak_flops = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
         self._score = task.score(config)
-        self._stop = StopRequest()
+        self._stop = StopRequest(has_launcher=ranks.has_launcher)
         self._watchdog = Watchdog(f"rank {ranks.rank}", 60 * config.train.timeout_minutes)
         self._data_wait_seconds = 0.0  # of the current step
         self._in_flight: _InFlightStep | None = None

@@ -1,11 +1,13 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from engine.training.distributed import Ranks
 from engine.training.supervision import StopRequest, Watchdog
 
 _HANGING = """
@@ -42,12 +44,18 @@ def test_progress_keeps_a_process_alive(seconds: float | None) -> None:
 @pytest.fixture
 def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequest]:
     """A stop request of a process without a launcher; signals are handled as before afterwards."""
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as init_distributed sets it
     numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
     handlers = [signal.getsignal(number) for number in numbers]
-    yield StopRequest()
+    yield StopRequest(has_launcher=False)
     for number, handler in zip(numbers, handlers, strict=True):
         signal.signal(number, handler)
+
+
+def test_a_run_without_a_launcher_may_outlive_its_parent(stop: StopRequest, ranks: Ranks) -> None:
+    assert not ranks.has_launcher
+    assert stop.reason is None
+    assert "launcher-watch" not in {thread.name for thread in threading.enumerate()}
 
 
 @pytest.mark.parametrize("forwarded", [[], [signal.SIGTERM]])
