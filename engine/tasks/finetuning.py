@@ -132,7 +132,7 @@ class FinetuningTask(Task):
         missing = [lead for lead in leads if lead not in self.model_config.leads]
         if missing:
             raise UserError(
-                f"leads: {config.init_from} has no lead {', '.join(missing)}; choose among {', '.join(self.model_config.leads)}"
+                f"leads: {config.init_from} has no lead {', '.join(missing)}; choose from {', '.join(self.model_config.leads)}"
             )
         encoder = self._make_encoder()
         if config.freeze_feature_encoder:

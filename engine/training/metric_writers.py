@@ -208,8 +208,8 @@ class CollapseWarning:
             self._has_warned = True
             _logger.warning(
                 "the global objective has learned nothing for %d steps: segments of different patients are alike (mean cosine "
-                "%.3f) and its loss is at chance (%.2f, chance %.2f). It may begin later; model.norm=group_norm, fewer or "
-                "weaker data.augmentations, or another learning rate may help",
+                "%.3f) and its loss is at chance (%.2f, chance %.2f). Learning may begin later; model.norm=group_norm, fewer "
+                "or weaker data.augmentations, or another learning rate may help",
                 self.PATIENCE,
                 cosine,
                 loss,

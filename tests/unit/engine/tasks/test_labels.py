@@ -111,7 +111,7 @@ def test_leads_that_a_model_does_not_have_are_refused(tmp_path: Path, encoder_fo
     options = EncoderOptions.model_validate(SIZES)
     tensors = {f"encoder.{name}": tensor for name, tensor in Encoder(options, 2).state_dict().items()}
     save(tmp_path / "two", ModelConfig(kind="encoder", encoder=options, leads=("I", "II")), tensors)
-    with pytest.raises(UserError, match=r"has no lead V2; choose among I, II"):
+    with pytest.raises(UserError, match=r"has no lead V2; choose from I, II"):
         LabelTask(LabelTask.resolve_config(config(init_from=str(tmp_path / "two"), leads=["I", "V2"], model={})))
 
 
