@@ -114,7 +114,7 @@ class CropStore(SampleStore):
             all.
 
     Attributes:
-        split: name of the split, after the plan's if there is one.
+        split: name of the split; with a plan, "PLAN: SPLIT".
         origin: where the samples come from: ``dataset``, its fingerprint; ``plan`` and ``split``, as given; and ``crops``, the
             store's ``fingerprint``.
         crop: int32 [num_samples], row of each sample's crop in the split's part of the table; with a plan, in the whole table.

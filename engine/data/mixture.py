@@ -207,7 +207,7 @@ class MixtureOrder(Order):
         return int(self._num_before(epoch, window).sum())
 
     def _draw_phases(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Draws from range(num_windows) for each dataset, so that the rare samples of datasets are in different windows."""
+        """Draws from range(num_windows) for each dataset, which spreads the rare samples of several over the windows."""
         words = random_bits(fold_key([self.seed, "mixture phases", epoch]), torch.tensor([0]), len(self._counts))[0].numpy()
         phases: npt.NDArray[np.int64] = words.view(np.uint32).astype(np.int64) % self._num_windows
         return phases

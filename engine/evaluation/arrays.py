@@ -55,7 +55,7 @@ def check_shapes(first: NDArray[Any], second: NDArray[Any], num_axes: int) -> No
 
 
 def as_weights(weights: ArrayLike | None, num_samples: int) -> tuple[FloatArray, bool]:
-    """Returns weights [N, R], and whether the caller drops the axis R = 1, because one weighting [N] or none was given."""
+    """Returns weights [N, R], and whether results drop the axis R = 1, because one weighting [N] or none was given."""
     array = np.ones(num_samples) if weights is None else np.asarray(weights, dtype=np.float64)
     assert array.ndim in {1, 2}, array.shape
     assert len(array) == num_samples, (array.shape, num_samples)

@@ -28,9 +28,9 @@ class Matching:
         ranks: int64 [P], from 1: entries of other patients at least as similar to the probe as its best genuine entry, plus 1.
         num_others: int64 [P], entries of other patients than the probe's.
         genuine: [M], similarities of the genuine pairs in descending order.
-        num_impostors_above: int64 [M], pairs of different patients at least as similar as each genuine pair.
-        num_impostors: number of pairs of different patients.
-        num_impostors_tied: int64 [M], the pairs among ``num_impostors_above`` that are exactly as similar.
+        num_impostors_above: int64 [M], number of impostor pairs, those of different patients, at least as similar as each.
+        num_impostors: number of impostor pairs.
+        num_impostors_tied: int64 [M], number of those that are exactly as similar.
     """
 
     ranks: IntArray
