@@ -85,7 +85,7 @@ class LoaderSetup:
 class Loader(AbstractContextManager["Loader"], ABC):
     """An endless iterator over this rank's batches.
 
-    Its position is the cursor: the number of crops yielded by all ranks together, whatever has been loaded ahead. A loader that
+    Its position is the cursor: the number of crops yielded by all ranks together, not those loaded ahead. A loader that
     has raised an error or has been closed yields no more batches, but its state can still be read.
 
     Attributes:

@@ -122,7 +122,7 @@ class MixtureStore(SampleStore):
 
 
 def _first_numbers(numbers: Sequence[npt.NDArray[np.integer[Any]]]) -> npt.NDArray[np.int64]:
-    """Returns what to add to the numbers of each dataset so that no two datasets share one."""
+    """Returns the offsets that make the numbers of different datasets distinct, int64 [num_datasets]."""
     return np.array([0, *accumulate(int(each.max()) + 1 for each in numbers)][:-1], np.int64)
 
 

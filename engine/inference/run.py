@@ -95,7 +95,7 @@ class Runner:
             self.report(f"{where}: {reason}")
 
     def _has_leads(self, model: CropModel, crop: Crop, summary: Summary) -> bool:
-        """Returns whether a crop has one of the leads in use, and counts it if it does not have all."""
+        """Returns whether a crop has any of the leads in use, and counts it if it lacks one."""
         missing = tuple(lead for lead in model.leads if lead not in crop.leads)
         if len(missing) == len(model.leads):
             self.skip(summary, crop.key, f"has none of the leads {', '.join(missing)}")

@@ -55,7 +55,7 @@ def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor])
     folder = Path(folder)
     check_tensors(str(folder), config, tensors)
     check_new_folder(folder)
-    target = folder.absolute()  # so that the working folder has a name, too
+    target = folder.absolute()  # gives "." a name
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         try:

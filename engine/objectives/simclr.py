@@ -20,7 +20,7 @@ class SimCLR(GlobalObjective):
     """The two views of a segment attract each other and repel those of other patients.
 
     The loader's augmentations make the views; without any, both views are equal, and there is little to learn. Loss and metrics
-    are those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``. SimCLR itself does not use patients: its
+    are those of :func:`engine.objectives.contrast.pair_loss` with the form ``ntxent``. SimCLR itself does not use patients: its
     original form, as in the official code, is ``identity: pair``, in which other segments of the patient are negatives too.
     """
 

@@ -35,7 +35,7 @@ class W2VOptions(Options):
     """How masked tokens are chosen: independent_starts (the paper) or fixed_count (the official code). With
     independent_starts, each token starts a masked span with mask_probability. With fixed_count, each segment gets
     mask_probability x (number of tokens) spans, rounded at random and at least two; then masks are trimmed so that all segments
-    have equally many masked tokens."""
+    have the same number of masked tokens."""
     mask_probability: float = Field(default=0.065, gt=0, le=1)
     """Probability that a token starts a masked span (with fixed_count: on average)."""
     mask_span: int = Field(default=10, ge=1)

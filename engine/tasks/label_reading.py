@@ -100,7 +100,7 @@ def read_labels(dataset: Dataset, options: LabelOptions, splits: Sequence[str | 
 
 
 def _identify_table(options: LabelOptions) -> list[int] | None:
-    """Returns what changes whenever the table does, without reading it."""
+    """Returns values that change whenever the table does, without reading it."""
     if options.table is None or not options.table.exists():
         return None
     status = options.table.stat()

@@ -127,7 +127,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Returns the configuration of :func:`deepspeed.initialize`.
 
     Parameters stay in fp32 and the model itself computes in ``train.precision``, so that every ZeRO stage, with and without
-    accumulation, has the same arithmetic; hence there is no ``bf16`` section.
+    accumulation, has the same arithmetic; so there is no ``bf16`` section.
     """
     micro_batch_size, num_micro_batches = config.train.micro_batches(world_size)
     zero: dict[str, Any] = {"stage": config.zero.stage}

@@ -46,7 +46,7 @@ def owned_slices(engine: Any, rank: int, world_size: int) -> list[ParameterSlice
 
 
 def num_updates(engine: Any) -> int:
-    """Returns how often AdamW has updated the parameters: all of them equally often."""
+    """Returns the number of AdamW's updates, which is the same for all parameters."""
     counts = {int(state["step"]) for state in _adamw(engine).state.values()}
     assert len(counts) <= 1, counts
     return counts.pop() if counts else 0

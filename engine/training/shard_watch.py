@@ -1,6 +1,6 @@
 """Notices shards that change during a run.
 
-The check before the first step trusts the size and time of a shard that was hashed before, and sees nothing that happens later.
+The check before the first step trusts the size and time of a shard that was hashed before, and misses what happens later.
 Checking every crop as it is read would halve the speed of the reader (benchmarks/NOTES.md).
 """
 
