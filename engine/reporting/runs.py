@@ -91,11 +91,14 @@ def _facts(run: RunFolder) -> Table:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    datasets = get("data", "datasets")
+    mixed = [str(each.get("path")) for each in datasets if isinstance(each, dict)] if isinstance(datasets, list) else []
     trained = get("task", "name") or get("objective", "name")
     rows = {
         "what is trained": None if trained is None else f"{'fine-tuning: ' if get('task') else 'pre-training: '}{trained}",
         "initial weights": get("init_from"),
         "dataset": get("data", "path"),
+        "datasets": ", ".join(mixed) or None,
         "plan": get("data", "plan"),
         "leads": get("leads"),
         "steps": f"{run.train[-1]['step']:,}",
