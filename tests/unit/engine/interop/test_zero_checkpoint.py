@@ -161,10 +161,10 @@ def test_optimizer_states_are_found_by_their_parameter_groups(tmp_path: Path) ->
         ({"files": None}, "files"),
         ({"world_size": 3}, "is not listed among its files"),
         ({"world_size": 10**400}, "world_size"),
-        ({"shapes": {"a": [2]}}, "not those of a DeepSpeed checkpoint"),
+        ({"shapes": {"a": [2]}}, "not a valid DeepSpeed checkpoint"),
         ({"format_version": 3}, "only versions 1 and 2 are converted"),
         ({"step": -1}, "step"),
-        ({"config": {}}, "not those of a DeepSpeed checkpoint"),
+        ({"config": {}}, "not a valid DeepSpeed checkpoint"),
     ],
 )
 def test_a_damaged_older_checkpoint_is_not_converted(tmp_path: Path, changes: dict[str, Any], word: str) -> None:
