@@ -35,7 +35,7 @@ def world_size() -> int:
 
 
 def rank() -> int:
-    """Returns the number of this rank."""
+    """Returns the rank of this process; 0 without a process group."""
     return dist.get_rank() if _has_group() else 0
 
 
@@ -91,7 +91,7 @@ def min_over_ranks(x: Tensor) -> Tensor:
 
 
 def gather_ranks(x: Tensor) -> Tensor:
-    """Returns the rows of all ranks in the order of the ranks, [n, ...] -> [W n, ...]; differentiable."""
+    """Returns the rows of all ranks in rank order, [n, ...] -> [W n, ...]; differentiable."""
     if world_size() == 1:
         return x
     gathered: Tensor = _Gather.apply(x)  # type: ignore[no-untyped-call]

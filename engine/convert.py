@@ -66,7 +66,7 @@ def _make_parser() -> argparse.ArgumentParser:
 
 
 def _convert(options: argparse.Namespace) -> list[str]:
-    """Runs a command, whose modules are imported only now; returns its notes."""
+    """Runs a command, importing only the modules that it needs, and returns its notes."""
     if options.command == "fairseq":
         from engine.interop.fairseq import import_fairseq
 

@@ -1,6 +1,6 @@
 """Random numbers on any torch device as a pure function of keys and counters; see :mod:`data_tools.counter_rng`.
 
-The arithmetic is that of wrapping int32, which exists on every device and fuses into its consumer under ``torch.compile``.
+The arithmetic wraps around in int32, which every device supports and which ``torch.compile`` fuses into the consumer.
 Shapes: R rows, K columns.
 """
 

@@ -106,7 +106,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
     """Sets each value of a non-empty tensor to zero with probability ``p`` and scales the others by 1 / (1 - p).
 
     PyTorch's generator draws the seed of NumPy's SFC64, which is faster and draws 16 bits per value: 3.6 ms instead of 20 for
-    4.7 million values. p is rounded to a multiple of 2**-16; the scale is that of the rounded p.
+    4.7 million values. p, and with it the scale, is rounded to a multiple of 2**-16.
     """
     draws = torch.empty_like(x, dtype=torch.int16) if isinstance(x, FakeTensor) else _draw_int16(x.numel()).view(x.shape)
     num_dropped = round(p * 2**16)
@@ -115,11 +115,11 @@ def dropout(x: Tensor, p: float) -> Tensor:
     return x * keep.mul_(2**16 / (2**16 - num_dropped))
 
 
-def _draw_int16(count: int) -> Tensor:
-    """Draws int16 [count], uniform on [-2**15, 2**15): four from each 64-bit word."""
+def _draw_int16(num_values: int) -> Tensor:
+    """Draws int16 [num_values], uniform on [-2**15, 2**15): four from each 64-bit word."""
     seed = torch.randint(2**63 - 1, (1,)).numpy()
-    words = np.random.SFC64(seed).random_raw(math.ceil(count / 4))
-    return torch.frombuffer(words, dtype=torch.int16)[:count]
+    words = np.random.SFC64(seed).random_raw(math.ceil(num_values / 4))
+    return torch.frombuffer(words, dtype=torch.int16)[:num_values]
 
 
 def scale(signals: NDArray[np.int16], gain: NDArray[np.float32], out: NDArray[np.float32]) -> None:

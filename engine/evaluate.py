@@ -2,8 +2,8 @@
 
     python engine/evaluate.py MODEL_OR_RUN [MODEL ...] --data DATASET [--plan NAME] [--split NAME] [--leads 12,6,3,2,1]
 
-Scores per recording and per segment with confidence intervals, for fine-tuned models, for probes of frozen encoders beside
-random ones, and for the identification of patients.
+Scores per recording and per segment with confidence intervals, for fine-tuned models, for probes of frozen encoders compared
+with random ones, and for the identification of patients.
 """
 
 import argparse
@@ -40,16 +40,16 @@ _DESCRIPTION = """Evaluates models on a split of a dataset: per recording (predi
 segment, for each combination of leads, with 95 % intervals by bootstrap over patients.
 
 Fine-tuned models are scored as they are. --probe scores any encoder by a probe on its embeddings: fitted to the training
-split, its penalty or number of neighbors chosen on the validation split. Beside a probe, or a model whose encoder was frozen
-in fine-tuning, stands the same probe of an encoder with random weights. --identify compares the segments of a probe split
-with those of a gallery (default plan: identification). Several models are compared with the first one by paired
-bootstrap, or averaged (--seeds)."""
+split, its penalty or number of neighbors chosen on the validation split. A probe, or a model whose encoder was frozen in
+fine-tuning, is reported beside a baseline, the same probe of an encoder with random weights. --identify compares the
+segments of a probe split with those of a gallery (default plan: identification). Several models are compared with the
+first one by paired bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
-# Modes of fine-tuning that leave the encoder as it is; low-rank updates, say, do not.
+# Modes of fine-tuning that leave the encoder as it is. Low-rank updates change it.
 _FROZEN_MODES = ("head", "linear")
-# Embeddings of larger splits are not written beside the predictions: they would not fit in memory.
+# Embeddings of larger splits are not written with the predictions: they would not fit in memory.
 _MAX_EMBEDDINGS = 20_000
 
 
@@ -74,8 +74,8 @@ class _Session:
         for name, model in self.models:
             num_crops = segments.count_pretrained(model.config)
             if num_crops != 0:
-                crops = "perhaps crops" if num_crops is None else f"{num_crops} crops"
-                yield f"{name} was pre-trained on {crops} of {segments.name}, so its scores are too good"
+                claim = "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {num_crops} crops"
+                yield f"{name} {claim} of {segments.name}, so its scores may be too high"
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""
@@ -99,8 +99,8 @@ def _make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add("--data", type=dataset_location, required=True, metavar="DATASET", help="folder or URL of the dataset")
-    add("--train-split", metavar="NAME", help="split that probes are fitted to (default: train; without a plan pretrain)")
-    add("--valid-split", default="valid", metavar="NAME", help="split that chooses the probe (default: valid)")
+    add("--train-split", metavar="NAME", help="split that probes are fitted to (default: train; without --plan, pretrain)")
+    add("--valid-split", default="valid", metavar="NAME", help="split on which the best probe is chosen (default: valid)")
     add("--labels", metavar="SCHEME", help="cinc2021, ptbxl_all, ..., or table (default: the model's own)")
     add("--label-table", type=Path, metavar="FILE", help="ptbxl_database.csv, or a table of labels")
     add("--label-kind", default="multilabel", metavar="KIND", help="with --labels table: multilabel, multiclass, ...")

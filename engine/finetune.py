@@ -2,7 +2,7 @@
 
     deepspeed engine/finetune.py --config configs/finetune/diagnosis.yaml data.path=DATASET init_from=MODEL [key.path=value ...]
 
-The best checkpoint becomes a model's folder, OUTPUT_DIR/model. Run it again with the same output_dir to resume.
+The model of the best checkpoint is exported to OUTPUT_DIR/model. Run the command again with the same output_dir to resume.
 """
 
 import sys

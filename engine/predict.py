@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("-o", "--output", type=Path, required=True, metavar="OUT", help="output file, .parquet or .csv")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
-    add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II (default: those of fine-tuning)")
+    add("--leads", metavar="L", help="leads to use: 12, 6, 3, 2, 1 or names such as I,II (default: as in fine-tuning)")
     options = parser.parse_args(arguments)
     return run_script("predict", partial(_run, options), options.output)
 

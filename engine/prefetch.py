@@ -37,7 +37,7 @@ def prefetch(
     Closing the generator, or dropping it, waits for no more than the parts in flight.
 
     Args:
-        parts: what to read, perhaps without end; iterated in the caller's thread.
+        parts: what to read, possibly endless; iterated in the caller's thread.
         read: reads one part; called by several threads at once. Its exceptions are raised here, in order.
         num_threads: number of threads that read.
         num_ahead: number of parts in flight while the caller waits.

@@ -27,7 +27,7 @@ class ParameterGroup(Options):
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: the optimizer's."""
     first_step: int = Field(0, ge=0)
-    """First step, counted from 0, in which this group is trained; before it, the group's learning rate is 0."""
+    """First step, counted from 0, that trains this group; until then, its learning rate is 0."""
 
 
 class OptimizerOptions(Options):
@@ -78,14 +78,15 @@ class TrainOptions(Options):
     epochs: float | None = Field(None, gt=0)
     """Passes over the training split."""
     batch_size: int = Field(512, gt=0)
-    """Samples (pairs of 5-s segments, that is 10-s crops; or segments) per step, over all ranks and accumulation steps."""
+    """Samples (10-s crops, which are pairs of 5-s segments, or single segments) per step, over all ranks and accumulation
+    steps."""
     micro_batch_size: int | Literal["auto"] | None = None
     """Samples per rank and forward pass; gradients are accumulated up to batch_size. null: no accumulation; auto: the largest
     size that fits in the free memory, as in the presets. Global objectives draw their negatives from the micro-batches of all
     ranks, so it affects what is trained; a resumed run keeps its size."""
     cache_embeddings: bool = False
-    """Let a global objective compare all samples of a step instead of those of a micro-batch (GradCache), so that training
-    does not depend on micro_batch_size. Each micro-batch is encoded twice, which makes a step about a quarter longer."""
+    """Let a global objective compare all samples of a step, not only those in a micro-batch (GradCache), so that training does
+    not depend on micro_batch_size. Each micro-batch is encoded twice, which makes a step about a quarter longer."""
     min_compared_samples: int | None = Field(None, gt=0)
     """Samples that a global objective should compare with each other (micro_batch_size x ranks); a run
     that compares fewer prints a warning."""
@@ -249,7 +250,9 @@ class RunConfig(Options):
         if self.zero.stage == 0:
             for name in ("overlap_comm", "reduce_bucket_size", "allgather_bucket_size"):
                 ignored[f"zero.{name}"] = "zero.stage=0 partitions nothing"
-        if self.zero.stage != 3:
+        if self.zero.stage == 3:
+            ignored["zero.allgather_bucket_size"] = "only zero.stage=1 and 2 use it"
+        else:
             ignored["zero.param_persistence_threshold"] = "only zero.stage=3 uses it"
         return ignored
 

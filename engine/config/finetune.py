@@ -43,7 +43,7 @@ class LabelOptions(Options):
 
 
 class IdentificationOptions(Options):
-    """Identification of patients with ArcFace; segments of a patient get embeddings of high cosine similarity."""
+    """Identification of patients with ArcFace; segments of the same patient get embeddings with a high cosine similarity."""
 
     scale: float = Field(192.0, gt=0)
     """Scale of the cosine similarities."""
@@ -99,6 +99,15 @@ class FinetuneConfig(RunConfig):
         if self.ema_decay is not None and self.zero.stage == 3:
             raise ValueError("ema_decay does not work with zero.stage=3, where no rank has all weights: set a lower stage")
         return self
+
+    def ignored_options(self) -> dict[str, str]:
+        """See :class:`RunConfig`."""
+        ignored = super().ignored_options()
+        if self.mode != "lora":
+            ignored["lora_rank"] = f"mode={self.mode}, and only mode=lora uses it"
+        if self.mode != "full":
+            ignored["freeze_feature_encoder"] = f"mode={self.mode} freezes it anyway"
+        return ignored
 
     def encoder_groups(self) -> tuple[ParameterGroup, ...]:
         """Returns the parameter groups that implement head_steps and layer_decay."""

@@ -36,8 +36,8 @@ def load_config(
 
     Args:
         config_class: the class to read, such as :class:`engine.config.PretrainConfig`.
-        files: YAML files; later ones win over earlier ones. One that does not exist is looked for in the installed
-            package, which contains ``configs/``.
+        files: YAML files; later ones win over earlier ones. A file that does not exist is looked up in the
+            installed package, which contains ``configs/``.
         overrides: ``key.path=value`` strings with values in YAML (``zero.stage=2``, ``leads=[I, II]``).
         notify: called with a line for each option that is dropped or has no effect.
 
@@ -162,7 +162,7 @@ def _describe(error: ValidationError, config_class: type[Options], layer: _Layer
     where = f"{layer.source(path)}: {path}" if path else layer.source("")
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "value_error" and path not in layer.sources:
-        where = layer.source(path)  # of several keys together, which the text names
+        where = layer.source(path)  # the mistake involves several keys, which the message names
     return hide_passwords(f"{where}: {_explain(first, path, config_class, layer.values)}{more}")
 
 
@@ -213,7 +213,7 @@ def _candidates(model: type[Options], location: Sequence[int | str]) -> list[typ
 
 
 def _all_keys(model: type[Options], values: Any, prefix: str = "") -> Iterator[str]:
-    """Yields the dotted paths of all keys of a configuration; of a choice, those of what ``values`` choose."""
+    """Yields the dotted paths of all keys of a configuration; for a choice, only those of the entry that ``values`` choose."""
     for name, field in model.model_fields.items():
         yield f"{prefix}{name}"
         chosen = values.get(name) if isinstance(values, dict) else None

@@ -59,7 +59,7 @@ def sections(config_class: type[Options], exclude: frozenset[str] = frozenset())
 
 
 def reference() -> str:
-    """Returns the reference of all keys in Markdown: those of every run, of pre-training and of fine-tuning."""
+    """Returns the reference of all keys in Markdown: of every run, of pre-training and of fine-tuning."""
     common = frozenset(RunConfig.model_fields)
     parts = [
         ("Every run", sections(RunConfig)),

@@ -16,7 +16,7 @@ _MAX_DEPTH, _MAX_DIGITS = 50, 30
 class _StrictLoader(yaml.SafeLoader):
     """YAML without its traps.
 
-    Refuses duplicate keys, of which YAML would silently use the last; aliases, which let a few lines stand for gigabytes; deep
+    Refuses duplicate keys (YAML would silently use the last one); aliases, which can expand a few lines to gigabytes; deep
     nesting; and numbers beyond 64 bits. Numbers have only one form: ``1:30`` is not 90, and ``010`` is not 8.
     """
 

@@ -47,12 +47,12 @@ def make_loader(
     """Makes this rank's loader, at the beginning of the stream.
 
     Args:
-        options: options of the data; path, splits, block and window sizes are ignored, as ``store`` and ``order`` have them.
+        options: data options; path, splits, and block and window sizes are ignored, since ``store`` and ``order`` have them.
         store: the crops.
         order: their order.
         leads: number of leads or their names, see :func:`find_leads`.
         batch_size: number of crops in a micro-batch of one rank.
-        rank: this process, among ``world_size``.
+        rank: rank of this process, less than ``world_size``.
         world_size: number of ranks.
         device: device of the batches.
         pair: which segments of a crop a sample holds.

@@ -37,7 +37,7 @@ def make_dali_ops() -> ArrayOps:
 
     return ArrayOps(
         word=word,
-        # Older versions of DALI have no shifts; dividing an unsigned number by a power of two is one.
+        # Older versions of DALI have no shifts; dividing an unsigned number by a power of two does the same.
         shift_right=lambda words, num_bits: words // word(1 << num_bits),
         to_float=lambda array: fn.cast(array, dtype=types.FLOAT),
         arange=lambda shape, like: types.Constant(count(shape), device=like.device),

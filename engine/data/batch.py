@@ -59,7 +59,8 @@ def random_batch(size: int, *, num_leads: int, pair: SegmentPair, device: torch.
 def lead_statistics(signals: npt.NDArray[np.int16], num_valid: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.float32]:
     """Returns mean and (population) standard deviation of each lead over the valid samples of whole crops.
 
-    Models with z-scores are trained on segments that are normalized with them: those of a crop stay comparable.
+    Models with z-score normalization see segments normalized by their whole crop, so that the segments of a crop stay
+    comparable.
 
     Args:
         signals: int16 [N, C, 5000] in uV.
@@ -69,7 +70,7 @@ def lead_statistics(signals: npt.NDArray[np.int16], num_valid: npt.NDArray[np.in
         float32 [N, C, 2] in mV; zeros for a crop without a sample.
     """
     statistics = np.zeros((*signals.shape[:2], 2), dtype=np.float32)
-    for own, signal, valid in zip(statistics, signals, num_valid, strict=True):
+    for row, signal, valid in zip(statistics, signals, num_valid, strict=True):
         if valid:
-            own[:, 0], own[:, 1] = signal[:, :valid].mean(1) / 1000, signal[:, :valid].std(1) / 1000
+            row[:, 0], row[:, 1] = signal[:, :valid].mean(1) / 1000, signal[:, :valid].std(1) / 1000
     return statistics

@@ -1,4 +1,4 @@
-"""Memory that is reused without being returned explicitly, and copies to a device that the host does not wait for."""
+"""Memory that is reused as soon as nothing refers to it, and copies to a device without blocking the host."""
 
 import weakref
 from collections import deque
@@ -33,8 +33,8 @@ class BufferPool:
             memory = self._free.pop()
         except IndexError:
             memory = torch.empty(self._shape, dtype=self._dtype, pin_memory=self._pinned)
-        # A new array object each time, which dies with its last user: slices refer to it, not to the memory, because NumPy
-        # passes over a base only if it is an array, and the owner of this memory is not.
+        # A new array object each time, which dies with its last user. Slices refer to this object, not to the memory's owner:
+        # NumPy skips a base only if the next one is an array, and the owner is a tensor.
         array: npt.NDArray[Any] = memory.numpy()
         weakref.finalize(array, self._free.append, memory).atexit = False
         return array
@@ -63,8 +63,8 @@ class InFlightCopies:
 def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Copies a small CPU tensor to a device.
 
-    A copy to a CUDA device goes through page-locked memory, which PyTorch keeps until the copy is done: from other memory the
-    host would wait until everything queued on the device is done.
+    A copy to a CUDA device goes through page-locked memory, which PyTorch keeps until the copy is done. For a copy from
+    other memory, the host would wait until the device has finished everything queued on it.
     """
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What a :class:`engine.data.crops.CropStore` knows of its samples: 24 bytes for each, which all ranks of a machine share."""
+"""The index of a :class:`engine.data.crops.CropStore`: 24 bytes per sample, shared by all ranks of a machine."""
 
 import itertools
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +22,8 @@ from engine.options import SampleUnit
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _COLUMNS = ("shard", "offset", "num_valid_samples")
-_NAMES_AT_A_TIME = 1 << 20  # whose table stays in a core's cache, nearly
-_MANY_ROWS = 30_000_000  # for which both numberings at the same time would take too much memory
+_NAMES_AT_A_TIME = 1 << 20  # their hash table nearly fits into a core's cache
+_MANY_ROWS = 30_000_000  # from here on, one numbering at a time, to save memory
 _VERSION = 3
 
 
@@ -52,7 +52,7 @@ class Selection(NamedTuple):
 
     Attributes:
         segments: int8 [rows of the plan], the segment of each crop that a plan has chosen, -1 for both; ``None``: no plan.
-        fingerprint: of the dataset and the chosen crops.
+        fingerprint: fingerprint of the dataset and the chosen crops.
     """
 
     split: str
@@ -68,7 +68,7 @@ def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> Cr
 
     Args:
         dataset: the dataset.
-        shards: the shards of the split, or with a plan all.
+        shards: the shards of the split; with a plan, all shards.
         selection: which samples.
 
     Raises:
@@ -125,7 +125,7 @@ def _choose(
 def _number_patients_and_recordings(
     dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32], num_rows: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Numbers the patients and the recordings of some crops, rows of a split or with a plan of the table."""
+    """Returns the numbers of the patients and recordings of crops, which are rows of a split or, with a plan, of the table."""
     split = selection.split if selection.plan is None else None
     samples = dataset.path / SAMPLES_FILE
     has_plan_patients = selection.plan is not None and plans_info(dataset).has_patients
@@ -135,9 +135,9 @@ def _number_patients_and_recordings(
         hashes = _hash_names(database, split, names, num_rows)
         if hashes is None:
             where = "" if split is None else f" of split '{split}'"
-            problem = f"the number of rows{where} is not {num_rows}, as in the manifest"
+            problem = f"the number of rows{where} differs from the {num_rows} in the manifest"
             raise DatasetError(f"{path}: {problem}; run `ecg-data verify {dataset.location}`")
-        # Of a plan, all crops are numbered, so that the numbers are the same in all of its splits.
+        # With a plan, all crops are numbered, so that the numbers are the same in all of its splits.
         return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
 
     with open_samples(samples) as database, ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
@@ -152,21 +152,21 @@ def _number_patients_and_recordings(
 def _hash_names(
     database: duckdb.DuckDBPyConnection, split: str | None, names: str, num_rows: int
 ) -> npt.NDArray[np.uint64] | None:
-    """Returns hashes of names, uint64 [num_rows], which stand for them: among 10^8 names, two are alike once in 4,000 datasets.
+    """Returns a hash of each name, uint64 [num_rows]; two of 10^8 names collide in about one of 4,000 datasets.
 
     Args:
         database: contains the view ``samples``.
         split: name of the stored split; ``None``: all of the table.
-        names: columns that together are the name.
+        names: columns that make up a name.
         num_rows: number of rows of the split or table.
 
     Returns:
-        The hashes; ``None``: the table has another number of rows.
+        The hashes; ``None`` if the table has a different number of rows.
     """
     database.execute("SET preserve_insertion_order = true")
     hashes, start = np.empty(num_rows, np.uint64), 0
     where, parameters = ("", []) if split is None else ("WHERE split = ?", [split])
-    query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (no part of it is the user's)
+    query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (contains no user input)
     for batch in read_batches(database, query, parameters):
         hashes[start : start + len(batch)] = batch["hash"].to_numpy()[: max(0, num_rows - start)]
         start += len(batch)
@@ -176,7 +176,7 @@ def _hash_names(
 def number_by_appearance(names: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
     """Numbers equal values from 0 in order of appearance: uint64 [n] -> int32 [n]."""
     first_rows = np.empty(len(names), np.int32)
-    # Some values at a time: the table of all would be larger than everything else here.
+    # In parts: a hash table of all values would be larger than everything else here.
     mask = min(255, (1 << (len(names) // _NAMES_AT_A_TIME).bit_length()) - 1)
     low_bytes = names.view(np.uint8)[::8] & np.uint8(mask)
     for part in range(mask + 1):

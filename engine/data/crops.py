@@ -19,12 +19,12 @@ from engine.options import SampleUnit
 
 
 class SampleNumbers(NamedTuple):
-    """Metadata of n samples, which loaders need besides the signals.
+    """Metadata of n samples, which loaders need in addition to the signals.
 
     Attributes:
-        recording: int64 [n], numbers of their recordings.
-        patient: int64 [n], numbers of their patients.
-        half: int32 [n], the half of its crop that each sample is; ``None`` if samples are crops.
+        recording: int64 [n], numbers of the recordings.
+        patient: int64 [n], numbers of the patients.
+        half: int32 [n], which half of its crop each sample is; ``None`` if samples are crops.
         num_valid: int16 [n], number of samples of its crop before the padding; ``None`` if samples are crops.
         dataset: int64 [n], number of each sample's dataset in a mixture; ``None``: there is only one.
     """
@@ -37,12 +37,12 @@ class SampleNumbers(NamedTuple):
 
 
 class SampleStore(ABC):
-    """Samples by row number: those of one dataset, or of a mixture.
+    """The samples of one dataset, or of a mixture, by row number.
 
     Attributes:
         locations: folders or URLs of the datasets, for messages.
         split: name of the split.
-        fingerprint: of the datasets and of the samples chosen from them.
+        fingerprint: fingerprint of the datasets and of the samples chosen from them.
         origin: where the samples come from, as a model's provenance records it.
         num_samples: number of rows.
         has_halves: whether samples are segments.
@@ -65,7 +65,7 @@ class SampleStore(ABC):
 
     @abstractmethod
     def numbers(self, rows: npt.NDArray[np.int64]) -> SampleNumbers:
-        """Returns recordings, patients and halves of samples, int64 [n]."""
+        """Returns the metadata of samples, given their rows, int64 [n]."""
 
     @abstractmethod
     def read(self, rows: npt.NDArray[np.int64], out: npt.NDArray[np.int16], leads: Sequence[int] = ALL_LEADS) -> None:
@@ -99,32 +99,32 @@ class SampleStore(ABC):
 
 
 class CropStore(SampleStore):
-    """The samples of a split, stored or of a plan.
+    """The samples of a split, which is either stored or defined by a plan.
 
-    A sample is a crop of two complete 5-s segments, where crops padded with zeros are left out; or each complete segment of any
-    crop. Row numbers follow the dataset's table, so adjacent rows are adjacent in a shard.
+    A sample is a crop of two complete 5-s segments (crops padded with zeros are left out), or any complete segment of any crop.
+    Row numbers follow the dataset's table, so adjacent rows are adjacent in a shard.
 
     Args:
         dataset: an open dataset.
         split: name of the split, such as "pretrain".
-        plan: name of the plan, see :func:`data_tools.shards.plans.read_plan`; ``None``: the stored splits. Where
-            the plan has chosen one segment of a crop, the samples of unit "segment" have only that.
+        plan: name of the plan, see :func:`data_tools.shards.plans.read_plan`; ``None``: the stored splits. If
+            the plan chooses one segment of a crop, the other one is not a sample of unit "segment".
         unit: what a sample is.
-        chosen: bool, for each crop of the split's part of the table, or with a plan of the whole table, whether to use it;
-            ``None``: all.
+        chosen: bool [rows of the split's part of the table; with a plan, of the whole table], which crops to use; ``None``:
+            all.
 
     Attributes:
-        split: as given, with the plan.
-        origin: where the samples come from: ``dataset``, its fingerprint, ``plan`` and ``split``, as given, and ``crops``, the
-            fingerprint.
-        crop: int32 [num_samples], row of each sample's crop in the split's part of the table, or with a plan in all of it.
+        split: name of the split; with a plan, "PLAN: SPLIT".
+        origin: where the samples come from: ``dataset``, its fingerprint; ``plan`` and ``split``, as given; and ``crops``, the
+            store's ``fingerprint``.
+        crop: int32 [num_samples], row of each sample's crop in the split's part of the table; with a plan, in the whole table.
         first_row: row of the table at which that part begins.
         half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.
         num_valid: int16 [num_samples], number of samples of each segment's crop before the padding; ``None`` if samples are
             crops.
         recording: int32 [num_samples], number of each sample's recording, from 0 in order of appearance in the split. With a
             plan, in order of appearance in the dataset: the numbers are the same for all splits.
-        patient: int32 [num_samples], likewise; with a plan, of the patients that it keeps apart.
+        patient: int32 [num_samples], number of each sample's patient, likewise; with a plan, as the plan identifies patients.
 
     Raises:
         DatasetError: the plan or split does not exist, or contains no sample.
@@ -195,7 +195,7 @@ def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
 
 @dataclass(frozen=True)
 class Split:
-    """The samples of a split and, if any, their labels [num_samples, ...] with the meaning of these."""
+    """The samples of a split; with labels, also the labels [num_samples, ...] and their definition."""
 
     store: SampleStore
     labels: npt.NDArray[Any] | None = None

@@ -3,7 +3,7 @@
 The pipeline gets raw batches and the augmentations' draws from the same reader as the torch loader, so that order, state and
 random numbers are the same, and the number of ranks may change on resuming, which DALI's own checkpoints do not allow. Batches
 pass to DALI and from DALI to torch without a copy; to a GPU the raw int16 crops go in one copy from page-locked memory, and
-everything after it runs on DALI's stream beside the training step.
+everything after it runs on DALI's stream concurrently with the training step.
 """
 
 import functools
@@ -161,7 +161,7 @@ def _build_pipeline(setup: LoaderSetup, source: _Source) -> Any:
         remaining = iter(nodes)
         draws = example.map(lambda _: next(remaining))
         if on_gpu:
-            # DALI takes the position of a slice on the CPU only.
+            # DALI takes the start of a slice only from the CPU.
             signals, draws = signals.gpu(), draws.map(lambda node: node.gpu())._replace(halves=draws.halves)
         pipeline.set_outputs(setup.transform.define_dali(signals, draws))
     pipeline.build()

@@ -37,7 +37,7 @@ class LoaderSetup:
     Attributes:
         leads: rows of the leads in a crop, see :func:`engine.data.options.find_leads`.
         transform: applied to the crops.
-        with_statistics: whether batches contain the statistics of the leads; samples are segments then.
+        with_statistics: whether batches contain the statistics of the leads; the store's samples must be segments.
     """
 
     store: SampleStore
@@ -55,7 +55,7 @@ class LoaderSetup:
     def __post_init__(self) -> None:
         assert 0 <= self.rank < self.world_size, f"unexpected rank {self.rank} of {self.world_size}"
         assert self.order.num_rows == self.store.num_samples, "the sample order must have as many samples as the split"
-        assert not self.store.has_halves or self.transform.pair != "adjacent", "segments come one at a time"
+        assert not self.store.has_halves or self.transform.pair != "adjacent", "adjacent segments need samples that are crops"
         if self.device.type == "cuda" and not torch.cuda.is_available():
             raise UserError(f"no CUDA device is visible, but the device is '{self.device}': set train.device=cpu")
 
@@ -85,8 +85,8 @@ class LoaderSetup:
 class Loader(AbstractContextManager["Loader"], ABC):
     """An endless iterator over this rank's batches.
 
-    Its position is the cursor: the number of crops yielded by all ranks together, whatever has been loaded ahead. A loader that
-    has raised an error or has been closed yields no more batches, but still has its state.
+    Its position is the cursor: the number of crops yielded by all ranks together, not those loaded ahead. A loader that
+    has raised an error or has been closed yields no more batches, but its state can still be read.
 
     Attributes:
         name: name in the configuration.

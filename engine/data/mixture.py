@@ -1,9 +1,8 @@
 """Mixtures: the samples of several datasets as one store, and in one stream.
 
-The rows of a mixture are those of its datasets one after another. An epoch has m_d samples of dataset d, whose share is m_d /
-sum(m). They come from the dataset's own endless :class:`SampleOrder`,
-which continues from epoch to epoch: with half
-of a dataset in each epoch, two epochs read every sample once.
+A mixture has the rows of its datasets, one dataset after another. An epoch has m_d samples of dataset d, whose share is m_d /
+sum(m). They come from the dataset's own endless :class:`SampleOrder`, which continues from epoch to epoch: with half of a
+dataset in each epoch, two epochs read every sample once.
 
 An epoch is divided into windows. Each contains an equal part of every dataset's samples, up to one sample, and is shuffled. So
 any few batches have nearly the shares of the epoch, and every position of the stream is computed without the earlier ones.
@@ -113,7 +112,7 @@ class MixtureStore(SampleStore):
             self.stores[number].prefetch(own)
 
     def _by_dataset(self, rows: npt.NDArray[np.int64]) -> list[tuple[int, npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Returns, of each dataset with any of these rows: its number, their places among them, and its own rows."""
+        """Splits rows by dataset; returns for each its number, the places of its rows in ``rows``, and its own row numbers."""
         datasets = np.searchsorted(self.first_rows, rows, side="right") - 1
         found = []
         for number in np.unique(datasets).tolist():
@@ -123,7 +122,7 @@ class MixtureStore(SampleStore):
 
 
 def _first_numbers(numbers: Sequence[npt.NDArray[np.integer[Any]]]) -> npt.NDArray[np.int64]:
-    """Returns what to add to the numbers of each dataset so that no two datasets share one."""
+    """Returns the offsets that make the numbers of different datasets distinct, int64 [num_datasets]."""
     return np.array([0, *accumulate(int(each.max()) + 1 for each in numbers)][:-1], np.int64)
 
 
@@ -144,7 +143,7 @@ class MixtureOrder(Order):
 
     Args:
         num_samples: number of samples of each dataset.
-        num_per_epoch: those in an epoch, see :func:`samples_per_epoch`.
+        num_per_epoch: number of samples of each dataset in an epoch, see :func:`samples_per_epoch`.
         seed: the run's seed.
         block_size: see :class:`SampleOrder`.
         window_blocks: see :class:`SampleOrder`; an epoch is mixed in windows of ``block_size * window_blocks`` samples. The
@@ -208,7 +207,7 @@ class MixtureOrder(Order):
         return int(self._num_before(epoch, window).sum())
 
     def _draw_phases(self, epoch: int) -> npt.NDArray[np.int64]:
-        """Draws from range(num_windows) for each dataset, so that rare samples of several are not in the same windows."""
+        """Draws from range(num_windows) for each dataset, which spreads the rare samples of several over the windows."""
         words = random_bits(fold_key([self.seed, "mixture phases", epoch]), torch.tensor([0]), len(self._counts))[0].numpy()
         phases: npt.NDArray[np.int64] = words.view(np.uint32).astype(np.int64) % self._num_windows
         return phases
@@ -231,9 +230,9 @@ class MixtureOrder(Order):
 
 
 class SectionOrder(Order):
-    """A stream for each dataset of a mixture, to validate on one after the other: section d begins at d * SECTION_SIZE.
+    """A stream for each dataset of a mixture, to validate on one at a time: section d begins at d * SECTION_SIZE.
 
-    A section is the :class:`SampleOrder` of its dataset alone; for the arguments see there.
+    A section is the :class:`SampleOrder` of its dataset alone, which has the same arguments.
     """
 
     def __init__(self, num_samples: Sequence[int], seed: int, block_size: int = 256, window_blocks: int = 16) -> None:
@@ -265,7 +264,7 @@ def samples_per_epoch(num_samples: Sequence[int], weights: Sequence[float], temp
         temperature: positive.
 
     Returns:
-        The numbers, whose sum is N; each is the exact one rounded up or down.
+        The numbers, which add up to N; each is the exact value rounded up or down.
 
     Raises:
         UserError: all weights are zero, or so small that a dataset has no sample in an epoch.
@@ -292,7 +291,7 @@ def samples_per_epoch(num_samples: Sequence[int], weights: Sequence[float], temp
 
 
 def dataset_names(folders: Sequence[str]) -> list[str]:
-    """Returns a unique name for each dataset: that of its folder, with a number where several have the same."""
+    """Returns a unique name for each dataset: its folder's name, followed by a number if it is not unique."""
     names: list[str] = []
     for folder in folders:
         name = base = folder.rstrip("/").rpartition("/")[2] or "dataset"

@@ -17,7 +17,7 @@ def _check_location(path: Path) -> Path:
     return path
 
 
-# Location of a dataset; pathlib makes one slash of the two in a URL, which are put back where the configuration is written.
+# Location of a dataset. pathlib turns the // of a URL into /; writing the configuration restores it.
 _Location = Annotated[
     Path, AfterValidator(_check_location), PlainSerializer(lambda path: str(parse_location(str(path))), return_type=str)
 ]
@@ -39,8 +39,8 @@ class DataOptions(Options):
     """Which crops are read, and how they are loaded."""
 
     path: _Location | None = None
-    """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); this or datasets
-    must be set when a run starts."""
+    """Dataset folder, or URL of a dataset in object storage (s3://, gs://, az://, https://); a run needs either this or
+    datasets."""
     cache: Path | None = None
     """Cache folder for datasets in object storage, shared by the ranks of a machine; null: $ECG_CACHE, or
     ~/.cache/ecg-engine."""
@@ -63,8 +63,7 @@ class DataOptions(Options):
     block_size: Annotated[int, Field(gt=0)] = 256
     """Shuffle block size in crops: first the order of blocks is shuffled, then the crops of window_blocks blocks at a time."""
     window_blocks: Annotated[int, Field(gt=0)] = 16
-    """Number of blocks whose crops are shuffled together; more blocks
-    shuffle more thoroughly, but read less sequentially."""
+    """Number of blocks whose crops are shuffled together; more blocks shuffle more thoroughly, but read less sequentially."""
     num_threads: Annotated[int, Field(gt=0)] = 2
     """Number of threads that read crops and, on a CPU, augment them."""
     prefetch: Annotated[int, Field(gt=0)] = 4

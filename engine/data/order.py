@@ -47,14 +47,14 @@ class Order(ABC):
 
     @abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Returns what determines the stream besides the samples."""
+        """Returns the values that, together with the samples, determine the stream."""
 
 
 class SampleOrder(Order):
     """The endless stream of crops, shuffled anew in each epoch.
 
-    The random numbers are hashes of (seed, epoch, block or crop), hence the same on every machine and with every version of
-    NumPy. Memory is one integer per block and a few windows, whatever the number of crops.
+    The random numbers are hashes of (seed, epoch, block or crop), so they are the same on every machine and with every version
+    of NumPy. Memory is one integer per block and a few windows, regardless of the number of crops.
 
     Args:
         num_samples: number of crops in the split.

@@ -26,11 +26,11 @@ class PretrainingSet(Options):
     """Fingerprint of the dataset and of the crops chosen from it."""
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
-        """Counts the crops that are in the set, with the padded ones, which pre-training skips.
+        """Counts the crops that are in the set, including padded ones, which pre-training skips.
 
         Args:
             dataset: the dataset; another build of the same recordings counts as another dataset.
-            crops: bool [rows of samples.parquet], the crops in question.
+            crops: bool [rows of samples.parquet], which crops to count.
 
         Returns:
             Their number; ``None`` if it is not known, because the plan has changed since.
@@ -61,7 +61,7 @@ class PretrainingMixture(Options):
 
 
 def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | PretrainingMixture | None:
-    """Returns what a model's provenance says of its pre-training; ``None``: nothing."""
+    """Returns the pre-training set that a model's provenance records; ``None`` if it records none."""
     content = provenance.get("pretraining_set")
     try:
         if isinstance(content, Mapping) and "mixture" in content:

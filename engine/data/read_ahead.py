@@ -49,8 +49,10 @@ class ReadAhead:
         with self._lock:
             start, count = self._position, self._wanted - self._position
             self._position = self._wanted
-        # Errors are reported when the crops are read.
-        with suppress(DatasetError):
-            self._store.prefetch(self._order.indices(start, max(0, count)))
-        with self._lock:
-            self._is_fetching = False
+        try:
+            # Errors are reported when the crops are read.
+            with suppress(DatasetError):
+                self._store.prefetch(self._order.indices(start, max(0, count)))
+        finally:
+            with self._lock:
+                self._is_fetching = False

@@ -23,7 +23,7 @@ class RawBatch:
         signals: int16 [N, C, 5000] in uV.
         rows: int64 [N], rows of the store.
         start: stream position of the first crop; the others follow it.
-        numbers: their recordings and patients, and the store's other metadata.
+        numbers: recordings, patients and other metadata of the crops.
         statistics: float32 [N, C, 2], see :func:`~engine.data.batch.lead_statistics`; ``None`` unless the reader computes them.
     """
 
@@ -42,8 +42,8 @@ class RawReader:
         order: their order.
         batch_size: number of crops in a batch.
         leads: row numbers of the leads to read, see :meth:`SampleStore.read`.
-        pinned: read into page-locked memory, for copies to a CUDA device.
-        with_statistics: compute the statistics of the leads; samples must be segments.
+        pinned: whether to read into page-locked memory, for copies to a CUDA device.
+        with_statistics: whether to compute the statistics of the leads; samples must be segments.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RawReader:
         """Reads the batch that begins at a stream position.
 
         Raises:
-            DatasetError: naming the shard that could not be read.
+            DatasetError: a shard could not be read; the message names it.
         """
         self._ahead.advance(start)
         rows = self._order.indices(start, self._batch_size)

@@ -1,8 +1,8 @@
 """Arrays made from the tables of a dataset, which the ranks of a machine share.
 
 The first process of a machine that needs them makes them and writes them to the user's cache folder; the others wait, and map
-them into memory, as later runs do. So the tables are read, and the arrays in memory, once per machine. Each rank makes those of
-a small dataset itself.
+them into memory, as later runs do. So the tables are read, and the arrays in memory, once per machine. For a
+small dataset, each rank makes its own.
 """
 
 import fcntl
@@ -32,8 +32,9 @@ def share_arrays(key: Sequence[object], num_crops: int, make: Callable[[], Array
     """Returns arrays by name, mapped into memory unless there are too few crops.
 
     Args:
-        key: everything that the arrays follow from, as JSON can hold it; begins with a name and a version of the code.
-        num_crops: number of crops that the arrays are about; if it is below :data:`SHARED_CROPS`, nothing is shared.
+        key: everything that determines the arrays, as values that JSON can represent; begins with a name and a version of the
+            code.
+        num_crops: number of crops that the arrays describe; if it is below :data:`SHARED_CROPS`, nothing is shared.
         make: reads the tables and returns the arrays.
 
     Raises:

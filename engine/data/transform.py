@@ -1,7 +1,7 @@
 """From stored crops to what the model sees: segments in mV, augmented. In NumPy on a CPU, in torch, and as a DALI pipeline.
 
 Everything that is random is drawn here, on the host, as small tables that are a pure function of the seed and the stream
-positions; from them the three compute the same. So all loaders give the same batches.
+positions. All three implementations compute the same from them, so all loaders give the same batches.
 
 Shapes: N crops, I segments of a sample (see :func:`num_segments`), S = I N segments, C leads, T = 2,500 samples of a segment.
 """
@@ -26,8 +26,8 @@ from engine.data.batch import num_segments
 from engine.data.buffers import to_device
 from engine.options import SegmentPair
 
-# Number of crops that are augmented at a time on the CPU. Between two operations a thread gives way to the others, and waits
-# for its next turn: longer operations need fewer turns. With more crops, intermediate results would leave the core's cache.
+# Number of crops that are augmented at a time on the CPU. After each NumPy operation, a thread waits for the GIL, so longer
+# operations wait less often; but with more crops, intermediate results would not fit into the core's cache.
 _NUM_CROPS_AT_A_TIME = 4
 _NUM_HALVES = 2  # of a crop
 
@@ -37,8 +37,8 @@ class Draws(NamedTuple):
 
     Attributes:
         halves: int32 [S, 1], which half of its crop each segment is; None for adjacent segments.
-        gain: float32 [S, C, 1], the first factor of each lead.
-        stages: of each stage of the augmentations.
+        gain: float32 [S, C, 1], mV per stored unit, times the first scaling augmentations of each lead.
+        stages: the draws for each stage of the augmentations.
     """
 
     halves: Array | None
@@ -69,7 +69,7 @@ class Transform:
         self.num_segments = num_segments(pair)
 
     def output_shape(self, num_crops: int) -> tuple[int, int, int, int]:
-        """The shape [N, I, C, T] of a transformed batch."""
+        """Returns the shape [N, I, C, T] of a transformed batch."""
         return num_crops, self.num_segments, self._num_leads, SEGMENT_SAMPLES
 
     def draw(self, start: int, num_crops: int, halves: npt.NDArray[np.int32] | None = None) -> Draws:
@@ -78,7 +78,7 @@ class Transform:
         Args:
             start: stream position of the first crop; the others follow it.
             num_crops: N.
-            halves: int32 [N], the half of its crop that each sample is; ``None``: drawn, unless segments are adjacent.
+            halves: int32 [N], which half of its crop each sample is; ``None``: drawn, unless segments are adjacent.
 
         Returns:
             The draws, as NumPy arrays.
@@ -93,7 +93,7 @@ class Transform:
         return Draws(by_segment, *self.augmentations.draw(segments))
 
     def apply(self, signals: npt.NDArray[np.int16], draws: Draws, out: npt.NDArray[np.float32]) -> None:
-        """The transform on the CPU, in the calling thread.
+        """Transforms crops on the CPU, in the calling thread.
 
         Args:
             signals: int16 [N, C, 5000] in uV.
@@ -116,7 +116,7 @@ class Transform:
                 segments[...] = augmented
 
     def apply_on_device(self, signals: Tensor, draws: Draws) -> Tensor:
-        """The transform in torch.
+        """Transforms crops with torch, on their device.
 
         Args:
             signals: int16 [N, C, 5000] in uV, on any device.
@@ -136,11 +136,11 @@ class Transform:
         return augmented.view(out.shape)
 
     def define_dali(self, signals: Any, draws: Draws) -> Any:
-        """The transform as DALI operators.
+        """Returns the transform as DALI operators.
 
         Args:
             signals: node of int16 [C, 5000] samples in uV, on the device where the transform is to run.
-            draws: of nodes on that device, whose samples are those of a crop; but ``halves`` on the CPU.
+            draws: nodes on that device (``halves``: on the CPU), with one sample per crop.
 
         Returns:
             Node of float32 [I, C, T] samples in mV.
@@ -154,5 +154,5 @@ class Transform:
 
 
 def as_tensor(table: npt.NDArray[Any]) -> Tensor:
-    """A table of the draws as a tensor; words become int32, which torch computes with, with the same bits."""
+    """Returns a table of the draws as a tensor; uint32 becomes int32 with the same bits, which torch can compute with."""
     return torch.from_numpy(np.ascontiguousarray(table.view(np.int32) if table.dtype == np.uint32 else table))

@@ -55,7 +55,7 @@ def check_shapes(first: NDArray[Any], second: NDArray[Any], num_axes: int) -> No
 
 
 def as_weights(weights: ArrayLike | None, num_samples: int) -> tuple[FloatArray, bool]:
-    """Returns weights [N, R] and whether one weighting [N], or none, was given, so that R = 1 is to be dropped."""
+    """Returns weights [N, R], and whether results drop the axis R = 1, because one weighting [N] or none was given."""
     array = np.ones(num_samples) if weights is None else np.asarray(weights, dtype=np.float64)
     assert array.ndim in {1, 2}, array.shape
     assert len(array) == num_samples, (array.shape, num_samples)
@@ -92,7 +92,7 @@ def mean_by_group(values: NDArray[np.floating[Any]], groups: NDArray[Any]) -> tu
 
     Args:
         values: [N, C].
-        groups: what tells groups apart, [N, ...].
+        groups: the group of each sample, [N, ...].
 
     Returns:
         Means [G, C], and the first sample of each group [G].

@@ -2,8 +2,8 @@
 
 Reyna et al. 2021, "Will Two Do? Varying Dimensions in Electrocardiography"; the published scorer is
 https://github.com/physionetchallenges/evaluation-2021. Each decision earns a reward that depends on the true and the predicted
-class; the sum is scaled so that all-correct decisions score 1 and "sinus rhythm" for every recording scores 0. The rewards in
-cinc2021_weights.csv are those of the scorer's weights.csv, unchanged.
+class; the sum is scaled so that all-correct decisions score 1 and "sinus rhythm" for every recording scores 0. The file
+cinc2021_weights.csv has the rewards of the scorer's weights.csv, unchanged.
 
 Legend: N samples, C classes, R weightings.
 """
@@ -47,7 +47,7 @@ def load_rewards(codes: Sequence[Sequence[str]]) -> Rewards:
     """Returns the rewards for classes in a given order.
 
     Args:
-        codes: for each class its SNOMED CT codes, any of those that the Challenge scores as one.
+        codes: for each class, one or more SNOMED CT codes that the Challenge scores as one class.
 
     Raises:
         UserError: a class that the Challenge does not score, or no class for sinus rhythm.

@@ -51,7 +51,7 @@ def count(targets: BoolArray, decisions: BoolArray, weights: ArrayLike | None = 
     Args:
         targets: [N, C].
         decisions: [N, C].
-        weights: of samples.
+        weights: weights of the samples, [N] or [N, R]; ``None``: 1.
     """
     columns, is_single = as_weights(weights, len(targets))
     positives, predicted, both = (flags.T.astype(np.float64) @ columns for flags in (targets, decisions, targets & decisions))
@@ -74,7 +74,7 @@ def subset_accuracy(targets: BoolArray, decisions: BoolArray, weights: ArrayLike
     Args:
         targets: [N, C].
         decisions: [N, C].
-        weights: of samples.
+        weights: weights of the samples, [N] or [N, R]; ``None``: 1.
     """
     return mean((targets == decisions).all(1).astype(np.float64), weights)
 
@@ -85,7 +85,7 @@ def brier_score(targets: BoolArray, probabilities: FloatArray, weights: ArrayLik
     Args:
         targets: [N, C].
         probabilities: [N, C].
-        weights: of samples.
+        weights: weights of the samples, [N] or [N, R]; ``None``: 1.
     """
     return mean((probabilities - targets) ** 2, weights)
 
@@ -101,7 +101,7 @@ def expected_calibration_error(
     Args:
         targets: [N, C].
         probabilities: [N, C] in [0, 1].
-        weights: of samples.
+        weights: weights of the samples, [N] or [N, R]; ``None``: 1.
         num_bins: B.
     """
     columns, is_single = as_weights(weights, len(targets))
@@ -119,7 +119,7 @@ def expected_calibration_error(
 
 
 class SampleCurves:
-    """Precision and recall of each sample at 101 thresholds: what the sample-centric F-max is computed from.
+    """Precision and recall of each sample at 101 thresholds, from which the sample-centric F-max is computed.
 
     Args:
         targets: bool [N, C].
@@ -143,7 +143,7 @@ class SampleCurves:
         """Returns the highest F-measure over thresholds, [R], for weights [N, R].
 
         Precision is averaged over the samples with a predicted class, recall over those with a label, and the F-measure is
-        that of the two means (Strodthoff et al. 2021, "Deep Learning for ECG Analysis: Benchmarks and Insights from
+        computed from the two means (Strodthoff et al. 2021, "Deep Learning for ECG Analysis: Benchmarks and Insights from
         PTB-XL", there on a coarser grid of thresholds).
         """
         precision = ratio(self._precisions @ weights, self._is_predicted @ weights)

@@ -1,4 +1,4 @@
-"""Identification and verification: whether the embedding of a patient's ECG lies closest to another ECG of the patient.
+"""Identification and verification: whether an ECG's embedding lies closest to that of another ECG of the same patient.
 
 Each probe is compared with each entry of the gallery by cosine similarity (paper, Section 4.2). Similarities are computed in
 blocks, so memory does not grow with the product of both sizes.
@@ -27,10 +27,10 @@ class Matching:
     Attributes:
         ranks: int64 [P], from 1: entries of other patients at least as similar to the probe as its best genuine entry, plus 1.
         num_others: int64 [P], entries of other patients than the probe's.
-        genuine: [M], similarities of genuine pairs in descending order.
-        num_impostors_above: int64 [M], pairs of different patients at least as similar as each of those.
-        num_impostors: pairs of different patients.
-        num_impostors_tied: int64 [M], those of ``num_impostors_above`` that are exactly as similar.
+        genuine: [M], similarities of the genuine pairs in descending order.
+        num_impostors_above: int64 [M], number of impostor pairs, those of different patients, at least as similar as each.
+        num_impostors: number of impostor pairs.
+        num_impostors_tied: int64 [M], number of those that are exactly as similar.
     """
 
     ranks: IntArray
@@ -45,17 +45,18 @@ class Matching:
 
         Args:
             k: at least 1.
-            num_others: entries of other patients in the gallery: the expected share for galleries that hold so many of them,
-                drawn at random (without replacement), which shows how accuracy falls as a gallery grows; ``None``: all.
+            num_others: number of entries of other patients in the gallery. The share is then the expected one over galleries
+                with this many entries drawn at random without replacement, and shows how accuracy falls as a gallery grows;
+                ``None``: all.
 
         Raises:
-            UserError: more others than there are.
+            UserError: a probe has fewer than ``num_others`` entries of other patients.
         """
         if num_others is None:
             return float((self.ranks <= k).mean())
         if not 0 <= num_others <= self.num_others.min():
             raise UserError(f"cannot draw {num_others} entries of other patients: there are only {self.num_others.min()}")
-        # Of the drawn entries, fewer than k may be among those that are ahead of the genuine one: hypergeometric.
+        # The number of drawn entries that are ahead of the genuine one is hypergeometric; it must be less than k.
         return float(np.mean(hypergeom.cdf(k - 1, self.num_others, self.ranks - 1, num_others)))
 
     def auroc(self) -> float:
@@ -64,19 +65,19 @@ class Matching:
         return float(ratio(below.mean(keepdims=True), np.array([float(self.num_impostors)]))[0])
 
     def true_acceptance(self, false_acceptance: float) -> float:
-        """Returns the highest share of genuine pairs accepted while at most this share of impostor pairs is (TAR at FAR).
+        """Returns the true acceptance rate, the share of genuine pairs accepted, at a false acceptance rate (TAR at FAR).
 
         Args:
-            false_acceptance: in [0, 1].
+            false_acceptance: highest share of impostor pairs that may be accepted, in [0, 1].
         """
-        # A threshold between two genuine similarities accepts more impostors than one at the higher of them, nothing else.
+        # Thresholds at genuine similarities suffice: one just below accepts no other genuine pairs, only more impostors.
         is_allowed = self.num_impostors_above <= false_acceptance * self.num_impostors
         return float(is_allowed.mean())
 
     def equal_error_rate(self) -> float:
-        """Returns the error rate where as large a share of genuine pairs is rejected as of impostor pairs accepted.
+        """Returns the error rate at the threshold where false rejection and false acceptance rates are equal (EER).
 
-        Read off the ROC curve with straight lines between its points; NaN without impostor pairs.
+        It is interpolated linearly between the points of the ROC curve; NaN without impostor pairs.
         """
         if not self.num_impostors:
             return float("nan")
@@ -89,7 +90,7 @@ class Matching:
 
     def roc(self) -> tuple[FloatArray, FloatArray]:
         """Returns the points of the verification ROC curve: false and true acceptance rates, both ascending."""
-        # At each distinct similarity of a genuine pair the curve has two points: before the pairs as similar, and after.
+        # At each distinct similarity of a genuine pair the curve has two points: before these pairs, and after them.
         last = np.flatnonzero(np.r_[self.genuine[1:] != self.genuine[:-1], True])
         before = np.stack([np.r_[0, last[:-1] + 1], (self.num_impostors_above - self.num_impostors_tied)[last]])
         after = np.stack([last + 1, self.num_impostors_above[last]])
@@ -129,7 +130,7 @@ def match(
     pairs = _genuine_pairs(own, others)
     genuine = np.sort(np.concatenate([block[rows, columns] for block, rows, columns in _blocks(left, right, pairs)]))
     ranks: list[IntArray] = []
-    # Equal vectors in different rows of a matrix product may differ in their last bits; they are tied all the same.
+    # The similarities of equal vectors may differ in their last bits by row of the matrix product; they count as ties.
     tolerance = 8 * np.finfo(left.dtype).eps
     at_least, above = np.zeros((2, len(genuine)), dtype=np.int64)
     for block, rows, columns in _blocks(left, right, pairs):

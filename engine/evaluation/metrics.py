@@ -40,7 +40,7 @@ class Metrics(ABC):
 
     Attributes:
         num_samples: N.
-        classes: names of the rows of the metrics by class.
+        classes: names of the rows of ``Values.per_class``.
     """
 
     num_samples: int
@@ -60,7 +60,7 @@ def evaluate(metrics: Metrics) -> Values:
 
 
 class MultilabelMetrics(Metrics):
-    """Metrics of classes that are true or not, independently of each other; of one class for binary labels.
+    """Metrics of classes that are independently true or false; binary labels have one class.
 
     Overall: ``auroc`` and ``auprc`` with the suffixes ``_macro``, ``_micro`` and ``_weighted`` (by the number of positives),
     ``f1_macro``, ``f_max``, ``sensitivity_macro``, ``specificity_macro``, ``accuracy`` (all classes of a sample right),
@@ -131,7 +131,7 @@ class MultilabelMetrics(Metrics):
 
 
 class MulticlassMetrics(Metrics):
-    """Metrics of classes of which exactly one is true; the class of highest probability is predicted.
+    """Metrics of mutually exclusive classes; the class of highest probability is predicted.
 
     Overall: ``accuracy``, ``balanced_accuracy``, ``f1_macro``, ``auroc_macro``, ``auprc_macro`` (each class against the rest),
     ``brier`` (summed over classes), ``ece`` (of the predicted class). By class: ``auroc``, ``auprc``, ``f1``, ``sensitivity``,
@@ -225,8 +225,8 @@ class IdentificationMetrics(Metrics):
     """Metrics of probes: ``rank_K_accuracy`` for each K. Bootstrap resamples draw probes; the gallery stays as it is.
 
     Args:
-        matching: of the probes with the gallery.
-        ranks: each K.
+        matching: the comparison of the probes with the gallery.
+        ranks: the values of K.
     """
 
     def __init__(self, matching: Matching, ranks: Sequence[int] = (1, 5)) -> None:

@@ -1,7 +1,7 @@
 """Probes of frozen encoders: linear models and nearest neighbors on embeddings, fitted with scikit-learn.
 
 The L2 penalty, or the number of neighbors, is the one with the best score on a validation set. A probe's score means little
-without that of the same probe on an encoder with random weights.
+unless it is compared with the same probe on an encoder with random weights.
 
 Legend: N samples, D width of the embeddings, C classes.
 """
@@ -22,7 +22,7 @@ from engine.evaluation.arrays import FloatArray
 from engine.options import UserError
 
 PENALTIES: Final = (1.0, 1e-1, 1e-2, 1e-3, 1e-4, 1e-5)
-"""Factors of half the squared norm of the weights, beside the mean loss of standardized embeddings."""
+"""L2 penalties: factors of half the squared norm of the weights, added to the mean loss on standardized embeddings."""
 NUM_NEIGHBORS: Final = (1, 3, 10, 30, 100)
 _MAX_ITERATIONS = 1000
 
@@ -56,10 +56,10 @@ _Probe = TypeVar("_Probe", bound=Probe)
 
 @dataclass
 class LinearProbe:
-    """Logistic regression of each class (multilabel, binary) or of all (multiclass), or ridge regression.
+    """Logistic regression for each class (multilabel, binary) or over all classes (multiclass), or ridge regression.
 
     Attributes:
-        kind: of the labels, see :data:`data_tools.labels.Kind`.
+        kind: kind of the labels, see :data:`data_tools.labels.Kind`.
         weight: [C, D].
         bias: [C].
         setting: the penalty.
@@ -83,8 +83,8 @@ class NeighborProbe:
     """The mean target of the nearest training samples by cosine similarity.
 
     Attributes:
-        index: of the training embeddings.
-        targets: [N, C], theirs.
+        index: nearest-neighbor index of the training embeddings.
+        targets: [N, C], targets of the training samples.
         setting: the number of neighbors.
     """
 
@@ -105,10 +105,10 @@ def fit_linear(kind: str, train: Examples, validation: NDArray[np.float32], scor
     A class without positives or without negatives gets its share of the training samples as its probability.
 
     Args:
-        kind: of the labels.
-        train: what it is fitted to.
-        validation: embeddings [N, D] whose predictions are scored.
-        score: of these.
+        kind: kind of the labels.
+        train: training samples.
+        validation: embeddings [N, D] of the validation samples.
+        score: scores the predictions for them.
 
     Raises:
         UserError: no score is defined.
@@ -140,7 +140,7 @@ PROBES: Final[Mapping[str, Callable[[str, Examples, NDArray[np.float32], Score],
 
 
 def _best(probes: Sequence[_Probe], validation: NDArray[np.float32], score: Score) -> _Probe:
-    """Returns the probe with the highest score; of several the first."""
+    """Returns the probe with the highest score; the first one if several tie."""
     scores = np.array([score(probe.predict(validation)) for probe in probes])
     if np.isnan(scores).all():
         raise UserError("cannot choose a probe: its validation split has no class with both positives and negatives")
@@ -166,7 +166,7 @@ def _fit_multinomial(train: Examples) -> list[tuple[FloatArray, FloatArray]]:
     present = np.unique(numbers)
     fits = []
     for weight, bias in _fit_logistic(train.embeddings, numbers):
-        # Of two classes scikit-learn has one row, of the second against the first.
+        # For two classes, scikit-learn has a single row: the second against the first.
         own = np.stack([-weight[0], weight[0]]) / 2 if len(present) == 2 else weight
         own_bias = np.array([-bias[0], bias[0]]) / 2 if len(present) == 2 else bias
         weights = np.zeros((num_classes, weight.shape[1]))

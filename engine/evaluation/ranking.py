@@ -19,8 +19,8 @@ class Ranking:
     Args:
         is_positive: bool [n].
         scores: [n], higher for positives.
-        sample: int [n], the row of the weights for each score; ``None``: its own.
-        num_samples: rows of the weights; ``None``: n.
+        sample: int [n], the row of the weights for each score; ``None``: the i-th row for the i-th score.
+        num_samples: number of rows of the weights; ``None``: n.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ def auroc(targets: ArrayLike, scores: ArrayLike, weights: ArrayLike | None = Non
     Args:
         targets: 0 or 1, [N, C].
         scores: [N, C].
-        weights: of samples, [N] or [N, R]; ``None``: 1.
+        weights: weights of the samples, [N] or [N, R]; ``None``: 1.
 
     Returns:
         [C], or [C, R] for weights [N, R]; NaN for a class without positives or negatives.

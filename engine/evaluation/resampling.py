@@ -49,10 +49,10 @@ def bootstrap(
     """Returns each metric with its confidence interval; the same for the same seed.
 
     Args:
-        metrics: of one model.
+        metrics: metrics of one model.
         patients: the patient of each sample, [N].
         num_resamples: R.
-        seed: of the draws.
+        seed: seed of the draws.
         confidence: share of resamples between the ends of an interval.
 
     Raises:
@@ -77,10 +77,10 @@ def bootstrap_difference(
 
     Args:
         first: metrics of one model.
-        second: of another, on the same samples in the same order.
+        second: metrics of the other, on the same samples in the same order.
         patients: the patient of each sample, [N].
         num_resamples: R.
-        seed: of the draws.
+        seed: seed of the draws.
         confidence: share of resamples between the ends of an interval.
 
     Raises:
@@ -97,12 +97,12 @@ def bootstrap_difference(
 
 
 def resample(patients: Sequence[Any] | NDArray[Any], num_resamples: int, seed: int) -> Iterator[FloatArray]:
-    """Yields the weights of resamples, some at a time: [N, r], how often the patient of each sample was drawn.
+    """Yields the weights of resamples in batches of r, [N, r]: how often the patient of each sample was drawn.
 
     Args:
         patients: [N].
-        num_resamples: R, in all.
-        seed: of the draws.
+        num_resamples: R, the total.
+        seed: seed of the draws.
     """
     names, number = np.unique(np.asarray(patients), return_inverse=True)
     random = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def _bootstrap(
 def _interval(value: FloatArray, resampled: FloatArray, confidence: float) -> Interval:
     """Makes an interval from the values of a metric in all resamples, [..., R]."""
     num_defined = np.asarray((~np.isnan(resampled)).sum(-1))
-    filled = np.where((num_defined == 0)[..., None], 0.0, resampled)  # or NumPy would warn of a row of NaN
+    filled = np.where((num_defined == 0)[..., None], 0.0, resampled)  # avoids NumPy's warning about a row of NaN
     ends = np.nanquantile(filled, [(1 - confidence) / 2, (1 + confidence) / 2], axis=-1)
     low, high = np.where(num_defined == 0, np.nan, ends)
     return Interval(value, low, high, num_defined)

@@ -33,14 +33,14 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "regression": {"mae": "MAE", "rmse": "RMSE", "r2": "R2", "pearson": "Pearson"},
     "identification": {"rank_1_accuracy": "rank-1", "rank_5_accuracy": "rank-5"},
 }
-"""Kind of label -> the metrics of a printed table and their titles; a table leaves out what is not defined."""
+"""Kind of label -> the metrics of a printed table and their titles; a table omits undefined metrics."""
 
 Result = dict[str, Any]
 """``overall``: metric -> {"value", "low", "high"}; ``per_class``: class -> metric -> the same. None where undefined."""
 
 
 def measure(metrics: Metrics, patients: NDArray[Any], num_resamples: int) -> Result:
-    """Returns the metrics of a model, with 95 % intervals by bootstrap over patients; without if ``num_resamples`` is 0.
+    """Returns the metrics of a model, with 95 % intervals by bootstrap over patients, unless ``num_resamples`` is 0.
 
     Raises:
         UserError: fewer than two patients.
@@ -66,7 +66,7 @@ def over_seeds(results: Sequence[Result]) -> Result:
     """Returns the mean of each metric over the seeds of a method, and its 95 % interval by Student's t distribution.
 
     Args:
-        results: of :func:`measure`, one for each seed.
+        results: results of :func:`measure`, one for each seed.
     """
     return {
         "overall": _means([result["overall"] for result in results]),
@@ -75,7 +75,7 @@ def over_seeds(results: Sequence[Result]) -> Result:
 
 
 def cells(result: Result, kind: str) -> dict[str, str]:
-    """Returns the cells of a table: title -> "0.912 [0.900, 0.924]", of the metrics that are defined."""
+    """Returns the cells of a table: title -> "0.912 [0.900, 0.924]", for the metrics that are defined."""
     chosen = {}
     for name, title in COLUMNS[kind].items():
         number = result["overall"].get(name)
@@ -86,7 +86,7 @@ def cells(result: Result, kind: str) -> dict[str, str]:
 
 
 def format_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns lines with aligned columns: a header, and the rows, of which some may lack columns."""
+    """Returns lines with aligned columns: a header and the rows, some of which may lack columns."""
     titles = list(dict.fromkeys(title for row in rows for title in row))
     table = [titles, *([row.get(title, "") for title in titles] for row in rows)]
     widths = [max(len(row[column]) for row in table) for column in range(len(titles))]

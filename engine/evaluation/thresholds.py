@@ -20,10 +20,10 @@ def decide(probabilities: ArrayLike, thresholds: ArrayLike) -> BoolArray:
 
 
 def choose_f1_thresholds(targets: ArrayLike, probabilities: ArrayLike) -> FloatArray:
-    """Returns for each class the threshold with the highest F1, [C]; of several the highest.
+    """Returns for each class the threshold with the highest F1, [C]; the highest one if several tie.
 
     Args:
-        targets: 0 or 1, [N, C]; 0.5 is returned for a class without positives.
+        targets: 0 or 1, [N, C]; a class without positives gets the threshold 0.5.
         probabilities: [N, C].
     """
     flags, values = as_flags(targets), as_scores(probabilities, "probabilities")
@@ -40,13 +40,13 @@ def choose_f1_thresholds(targets: ArrayLike, probabilities: ArrayLike) -> FloatA
 def choose_challenge_thresholds(targets: ArrayLike, probabilities: ArrayLike, rewards: Rewards) -> FloatArray:
     """Returns thresholds with a high Challenge score, [C].
 
-    The score is not a sum over classes. The search starts at the best common threshold and sets one class's threshold
-    after the other to its optimum given the others', until none changes: a local optimum, found without random choices.
+    The score is not a sum over classes. The search starts at the best common threshold and sets each class's threshold
+    in turn to its optimum given the others, until none changes: a local optimum, found without random choices.
 
     Args:
         targets: 0 or 1, [N, C].
         probabilities: [N, C].
-        rewards: of :func:`engine.evaluation.challenge.load_rewards`.
+        rewards: from :func:`engine.evaluation.challenge.load_rewards`.
     """
     flags, values = as_flags(targets), as_scores(probabilities, "probabilities")
     check_shapes(flags, values, 2)
@@ -61,7 +61,7 @@ def choose_challenge_thresholds(targets: ArrayLike, probabilities: ArrayLike, re
         changed = False
         for c, (order, ends) in enumerate(orders):
             differences = _gain_of_deciding(flags, decisions, gains, c)[order]
-            totals = np.r_[0.0, np.cumsum(differences)[ends]]  # of predicting the class nowhere, or down to each score
+            totals = np.r_[0.0, np.cumsum(differences)[ends]]  # if the class is predicted nowhere, or down to each score
             current = totals[np.searchsorted(ends, decisions[:, c].sum() - 1) + 1] if decisions[:, c].any() else 0.0
             best = int(totals.argmax())
             if totals[best] <= current + 1e-9:

@@ -7,7 +7,7 @@ predictions.py     predictions on disk, and the output table of recordings
 run.py             embeds or predicts an input into a file
 segments.py        the segments of a split on which models are evaluated
 label_source.py    the labels that they are evaluated with
-scoring.py         predictions of models and probes for segments, and their metrics
+scoring.py         predictions of segments by models and probes, and their metrics
 identification.py  gallery and probes
 evaluation.py      the results of an evaluation, printed and written
 model_folder.py    the model that a command line names

@@ -50,10 +50,10 @@ def positive(text: str) -> int:
 
 
 def parse_leads(text: str) -> list[str]:
-    """Returns the names, in the order of LEADS, of a number of leads or of comma-separated names.
+    """Parses a number of leads, or comma-separated names, and returns the names in the order of LEADS.
 
     Raises:
-        UserError: no such combination or lead.
+        UserError: there is no such combination or lead.
     """
     rows = find_leads(int(text) if text.strip().isdecimal() else text.split(","))
     return [LEADS[row] for row in rows]
@@ -86,7 +86,7 @@ def apply_to_input(
     Args:
         script: name of the script.
         function: called with input, output, runner, split and plan.
-        options: of the command line.
+        options: parsed command line.
         done: "embedded" or "predicted".
 
     Returns:
@@ -104,7 +104,7 @@ def apply_to_input(
 
 
 def shorten(names: Sequence[str], num_names: int = 6) -> str:
-    """Returns a list of names as text, with an ellipsis after so many."""
+    """Joins names with commas; an ellipsis stands for those after the first ``num_names``."""
     return ", ".join([*names[:num_names], *(["..."] if len(names) > num_names else [])])
 
 

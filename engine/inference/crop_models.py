@@ -68,8 +68,8 @@ class CropModel(ABC):
     def __call__(self, crops: Sequence[Crop]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Computes the values of the segments of crops.
 
-        Z-scores are over the valid samples of each crop: for a recording of 10 s over all of it, as in pre-training and
-        fine-tuning of models that have them.
+        Z-scores are taken over the valid samples of each crop (of a 10-s recording, over all of it), as when models with
+        z-scores are pre-trained and fine-tuned.
 
         Args:
             crops: N crops.
@@ -117,14 +117,14 @@ class Embedder(CropModel):
 
 
 class Predictor(CropModel):
-    """Predicts with a classifier, one value for each class, see :meth:`engine.models.PretrainedModel.predict`.
+    """Predicts one value for each class with a fine-tuned model, see :meth:`engine.models.PretrainedModel.predict`.
 
     Args:
         model, leads, device, precision: see :class:`CropModel`.
-        with_embedding: whether the values of the classes are followed by the embedding, as of :class:`Embedder`.
+        with_embedding: whether the embedding, as from :class:`Embedder`, follows the values of the classes.
 
     Attributes:
-        definition: of the labels.
+        definition: the definition of the labels.
 
     Raises:
         UserError: the model is not a classifier, or as for :class:`CropModel`.

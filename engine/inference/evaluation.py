@@ -29,7 +29,7 @@ class Row:
         seed: place of the model among those that were given, and seed of random weights.
         leads: names of the leads in use.
         level: "recording" or "segment".
-        metrics: of the model.
+        metrics: the model's metrics.
         patients: the patient of each sample.
         result: the metrics with intervals.
         facts: further keys of the row in JSON.
@@ -49,7 +49,7 @@ class Row:
 
     @property
     def setting(self) -> tuple[tuple[str, ...], str]:
-        """The properties that compared rows share."""
+        """The properties that two rows must share to be compared."""
         return self.leads, self.level
 
     def to_json(self) -> dict[str, Any]:
@@ -70,12 +70,12 @@ class Row:
 
 @dataclass
 class Evaluation:
-    """Collects rows.
+    """Collects the scores of models, compares them and writes them.
 
     Attributes:
-        kind: of the labels, or "identification".
+        kind: kind of the labels, or "identification".
         description: what was evaluated on what, for JSON.
-        num_resamples: of the bootstrap; 0: no intervals.
+        num_resamples: number of bootstrap resamples; 0: no intervals.
         are_seeds: whether the models are seeds of one method.
         notes: remarks for the reader.
         rows: the scores.
@@ -113,7 +113,7 @@ class Evaluation:
 
     @cached_property
     def differences(self) -> list[tuple[int, int, Result]]:
-        """Numbers of two rows and their difference, first minus second; empty without a bootstrap.
+        """The numbers of two rows and the difference of their metrics, first minus second; empty without a bootstrap.
 
         Each model is compared with the same encoder with random weights and, unless the models are seeds, with the first
         model. Cached, because each bootstrap takes seconds to minutes: all rows must have been added.
@@ -129,7 +129,7 @@ class Evaluation:
         return differences
 
     def seeds(self) -> Iterator[tuple[list[int], Result]]:
-        """Yields the numbers of the rows of a method that differ only in the seed, and their mean."""
+        """Yields the numbers of rows that differ only in the seed, and their mean."""
         if self.are_seeds:
             numbers = range(len(self.rows))
             for _, same in groupby(sorted(numbers, key=self._method), key=self._method):
@@ -196,4 +196,4 @@ def _lead_names(leads: tuple[str, ...]) -> str:
 def _describe_facts(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "  " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in facts["verification"].items())
     sizes = facts["rank_1_by_gallery_size"].items()
-    yield "  rank-1 by patients in the gallery: " + ", ".join(f"{size}: {accuracy:.3f}" for size, accuracy in sizes)
+    yield "  rank-1 by gallery size: " + ", ".join(f"{size}: {accuracy:.3f}" for size, accuracy in sizes)

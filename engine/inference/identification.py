@@ -47,7 +47,7 @@ class Identification:
         return arrays
 
     def facts(self) -> dict[str, Any]:
-        """Returns the metrics without intervals: verification, and rank-1 accuracy by the number of patients in the gallery."""
+        """Returns the metrics without intervals: verification, and rank-1 accuracy by the size of the gallery."""
         matching = self.matching
         verification = {f"tar_at_far_{far:g}": matching.true_acceptance(far) for far in FALSE_ACCEPTANCES}
         most = int(matching.num_others.min())

@@ -26,14 +26,14 @@ _UNNAMED = re.compile(r"label_\d+")
 def choose_labeler(
     scheme: str | None, table: Path | None, kind: str, columns: tuple[str, ...], own: LabelDefinition | None
 ) -> Labeler:
-    """Returns the source of labels that a command line names.
+    """Returns the source of labels chosen on a command line.
 
     Args:
         scheme: see :class:`engine.config.finetune.LabelOptions`; ``None``: the model's own labels.
         table: ptbxl_database.csv, or a table of labels.
-        kind: of a table's labels.
-        columns: of a table, that are labels.
-        own: definition of the model's labels, ``None`` if it has none.
+        kind: kind of the table's labels.
+        columns: label columns of the table.
+        own: definition of the model's labels; ``None`` if it has none.
 
     Raises:
         UserError: no labels, or options that contradict each other.
@@ -61,7 +61,7 @@ def check_labels(labeler: Labeler, dataset: Dataset) -> list[str]:
     """Returns notes on the keys of a table that are not in the dataset.
 
     Raises:
-        LabelError: none is, or two sources have recordings of the same name.
+        LabelError: no key is in the dataset, or two sources have recordings of the same name.
     """
     if not isinstance(labeler, LabelTable):
         return []
@@ -71,13 +71,13 @@ def check_labels(labeler: Labeler, dataset: Dataset) -> list[str]:
 
 
 def align_outputs(config: ModelConfig, labels: LabelDefinition) -> NDArray[np.int64]:
-    """Returns for each class of the labels the place of the model's output, [C].
+    """Returns the index of the model's output for each class of the labels, [C].
 
     Outputs are found by the name or a code of their class; those without names must be in the order of the labels.
 
     Args:
-        config: of a classifier.
-        labels: it is evaluated with.
+        config: the configuration of a classifier.
+        labels: the labels that it is evaluated with.
 
     Raises:
         UserError: the model has other labels.

@@ -10,7 +10,7 @@ _RUN_FILE, _MODEL_FOLDER = "config.yaml", "model"
 
 
 def load_model(path: Path) -> PretrainedModel:
-    """Returns the model in a folder, or that of a fine-tuning run, which is in ``RUN/model``.
+    """Returns the model in a folder; for the folder of a fine-tuning run, the model in ``RUN/model``.
 
     Raises:
         UserError: the folder contains no model, or the run has not exported one.

@@ -29,11 +29,11 @@ _QUERY = "SELECT * FROM read_parquet(?) ORDER BY source, recording, key"
 class PredictionStore:
     """The predictions of crops on disk: added in any order, written as one row for each recording.
 
-    Memory does not grow with their number. Used as a context manager while crops are added.
+    Memory does not grow with their number. Use it as a context manager while crops are added.
 
     Args:
         folder: folder for temporary files.
-        definition: of the labels.
+        definition: the definition of the labels.
     """
 
     def __init__(self, folder: Path, definition: LabelDefinition) -> None:
@@ -52,7 +52,7 @@ class PredictionStore:
         self._writer.close()
 
     def add(self, crops: Sequence[Crop], predictions: NDArray[np.float32], num_segments: NDArray[np.int64]) -> None:
-        """Adds crops, with the predictions of their segments [N, K, L], of which so many are complete [N]."""
+        """Adds crops with the predictions of their segments, [N, K, L], and their numbers of complete segments, [N]."""
         sums: NDArray[np.float64] = np.nansum(predictions.astype(np.float64), axis=1)
         names = [[getattr(crop, name) for crop in crops] for name in ("source", "recording", "key")]
         self._writer.write_table(pa.table([*names, num_segments, *list(sums.T)], schema=self._schema))
@@ -68,7 +68,7 @@ class PredictionStore:
             out: a .parquet or .csv file.
 
         Returns:
-            The number of rows, and the recordings without a complete segment, which have none.
+            The number of rows, and the recordings that are left out because they have no complete segment.
 
         Raises:
             OSError: the file cannot be written.
@@ -76,8 +76,9 @@ class PredictionStore:
         num_rows, too_short = 0, []
         tables = self._recordings()
         first = next(tables)
+        schema = self._convert(first.slice(0, 0)).schema  # of no rows: a recording without a segment has no mean
         make: Any = pq.ParquetWriter if out.suffix == ".parquet" else pyarrow.csv.CSVWriter
-        with atomic_write(out) as file, make(file, self._convert(first).schema) as writer:
+        with atomic_write(out) as file, make(file, schema) as writer:
             for table in chain([first], tables):
                 is_usable = pc.greater(table["num_segments"], 0)
                 unusable = table.filter(pc.invert(is_usable))
@@ -93,7 +94,7 @@ class PredictionStore:
             waiting = self._schema.empty_table()
             for batch in read_batches(database, _QUERY, [str(self._file)], _ROWS_PER_BATCH):
                 rows = pa.concat_tables([waiting, pa.Table.from_batches([batch]).cast(self._schema)])
-                # The last recording may go on in the next batch.
+                # The last recording may continue in the next batch.
                 is_last = pc.and_(
                     pc.equal(rows["source"], rows["source"][-1]), pc.equal(rows["recording"], rows["recording"][-1])
                 )

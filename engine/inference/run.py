@@ -25,15 +25,15 @@ PREDICTION_SUFFIXES = (".parquet", ".csv")
 
 @dataclass
 class Summary:
-    """Counts of a model's inputs.
+    """Counts of what a model was applied to.
 
     Attributes:
         num_crops: crops.
         num_segments: complete segments in these crops.
         num_recordings: recordings in the output of :func:`predict_input`.
         num_skipped: recordings, or parts of them, that could not be used.
-        missing_leads: number of crops by the leads in use that they lack; these were zeros.
-        examples: by the same leads, the first few recordings that lack them.
+        missing_leads: combination of leads in use -> number of crops that lack it; missing leads are zero.
+        examples: the same combination -> the first few recordings that lack it.
     """
 
     num_crops: int = 0
@@ -51,7 +51,7 @@ class Runner:
     Attributes:
         batch_size: crops per batch; results depend on it only by rounding.
         num_threads: number of reading threads; results do not depend on it.
-        report: called with a line for each thing that cannot be used, while the progress bar is shown.
+        report: called with a line for each input that cannot be used, while the progress bar is shown.
     """
 
     batch_size: int
@@ -95,7 +95,7 @@ class Runner:
             self.report(f"{where}: {reason}")
 
     def _has_leads(self, model: CropModel, crop: Crop, summary: Summary) -> bool:
-        """Returns whether a crop has one of the leads in use, and counts it if it does not have all."""
+        """Returns whether a crop has any of the leads in use, and counts it if it lacks one."""
         missing = tuple(lead for lead in model.leads if lead not in crop.leads)
         if len(missing) == len(model.leads):
             self.skip(summary, crop.key, f"has none of the leads {', '.join(missing)}")
@@ -119,8 +119,8 @@ def embed_input(
     Args:
         embedder: the model.
         path: the folder.
-        out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Temporary files of
-            about its size are kept beside it meanwhile.
+        out: the .npz file, written atomically, see :meth:`engine.inference.store.EmbeddingStore.write`. Meanwhile,
+            temporary files of about the same size are kept next to it.
         runner: how the model is applied.
         split: split of a dataset; None: all splits.
         plan: plan whose splits are used; None: the stored splits.
@@ -172,7 +172,7 @@ def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True
     """Checks, before any work is done, that a file can be written.
 
     Raises:
-        UserError: the suffix is another one, the path is a folder or must not be replaced, or its parent does not exist.
+        UserError: the suffix is wrong, the path is a folder or must not be replaced, or its parent does not exist.
     """
     if out.suffix not in suffixes:
         raise UserError(f"{out}: the file name must end in {' or '.join(suffixes)}")
@@ -186,7 +186,7 @@ def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True
 
 @contextmanager
 def _scratch_folder(out: Path) -> Iterator[Path]:
-    """Creates a hidden folder beside the output file, and removes it at the end."""
+    """Creates a hidden folder next to the output file, and removes it at the end."""
     try:
         folder = tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent)
     except OSError as error:

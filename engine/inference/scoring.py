@@ -27,9 +27,9 @@ class Predictions:
     """The predictions of a model.
 
     Attributes:
-        definition: of the labels, with the thresholds in use.
+        definition: the definition of the labels, with the thresholds in use.
         segments: the segments, with labels.
-        predicted: [S, C], probabilities or numbers.
+        predicted: [S, C], probabilities, or the values of a regression.
         embedding: float32 [S, D], or ``None``.
     """
 
@@ -39,7 +39,7 @@ class Predictions:
     embedding: NDArray[np.float32] | None = None
 
     def at(self, level: str) -> tuple[NDArray[Any], NDArray[np.floating[Any]], NDArray[Any]]:
-        """Returns targets, predictions and patients: of segments, or of recordings, whose segments are averaged.
+        """Returns targets, predictions and patients of the segments, or of recordings, whose segments are averaged.
 
         Where crops of a recording have different labels, those with the same labels are averaged.
         """
@@ -63,9 +63,9 @@ def predict(
 
     Args:
         predictor: the model.
-        segments: with labels.
-        labels: their definition.
-        places: int64 [C], output of the model for each class, see :func:`engine.inference.label_source.align_outputs`.
+        segments: the segments, with labels.
+        labels: the definition of the labels.
+        places: int64 [C], index of the model's output for each class, see :func:`engine.inference.label_source.align_outputs`.
         runner: how the model is applied.
     """
     used, values = segments.apply(predictor, runner)
@@ -87,11 +87,11 @@ def probe(
         embedder: the frozen encoder.
         method: one of :data:`engine.evaluation.probe.PROBES`.
         splits: ``train``, ``valid`` and ``test``, with labels.
-        labels: their definition.
+        labels: the definition of the labels.
         runner: how the model is applied.
 
     Raises:
-        UserError: nothing in ``valid`` to choose by.
+        UserError: the score is undefined on ``valid``.
     """
     by_name = {segments.name: segments for segments in splits.values()}
     embedded = {name: segments.apply(embedder, runner) for name, segments in by_name.items()}
@@ -114,7 +114,7 @@ def probe(
 
 
 def _as_columns(labels: LabelDefinition, targets: NDArray[Any] | None) -> NDArray[np.float64]:
-    """Returns targets [S, C]; of multiclass labels 1 in the column of the class."""
+    """Returns targets [S, C]; multiclass labels become one-hot."""
     assert targets is not None
     if labels.kind == "multiclass":
         targets = np.arange(len(labels.classes)) == targets[:, None]

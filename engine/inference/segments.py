@@ -25,18 +25,18 @@ _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 
 @dataclass(frozen=True)
 class SegmentSet:
-    """The complete segments of a split, of a plan those that it has chosen; with labels, those that have one.
+    """The complete segments of a split; with a plan, those that it chooses; with labels, those that have one.
 
     Attributes:
-        dataset: where they are from.
-        name: of the split, for messages.
-        crops: rows of samples.parquet of the crops that contain them.
-        row: int64 [crops], their numbers in samples.parquet.
+        dataset: the dataset.
+        name: name of the split, for messages.
+        crops: the rows of samples.parquet for the crops that contain the segments.
+        row: int64 [crops], the numbers of these rows.
         crop: int64 [S], row in ``crops``.
         half: int8 [S], which segment of the crop.
         recording: int64 [S], number of the recording; with a plan the same in all splits.
         patient: int64 [S], number of the patient, likewise.
-        targets: [S, ...], see :attr:`data_tools.labels.Labels.values`, or ``None``.
+        targets: [S, ...], see :attr:`data_tools.labels.Labels.values`; ``None`` without labels.
     """
 
     dataset: Dataset
@@ -53,7 +53,7 @@ class SegmentSet:
         return len(self.crop)
 
     def count_pretrained(self, config: ModelConfig) -> int | None:
-        """Counts the crops that a model was pre-trained on, as far as its config.json tells; ``None``: perhaps some."""
+        """Counts the crops that a model was pre-trained on, as its config.json records it; ``None``: unknown."""
         pretraining_set = find_pretraining_set(config.provenance)
         if pretraining_set is None:
             return 0
@@ -99,8 +99,8 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
     Args:
         dataset: the dataset.
         split: name of the split.
-        plan: whose split it is; ``None``: the stored splits.
-        labeler: gives the labels; ``None``: without.
+        plan: the plan that defines the split; ``None``: the stored splits.
+        labeler: source of the labels; ``None``: no labels.
 
     Raises:
         UserError: no crop has a label.

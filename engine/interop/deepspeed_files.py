@@ -2,7 +2,7 @@
 
     STEP/deepspeed/mp_rank_00_model_states.pt                  ZeRO 0 to 2: all weights; ZeRO 0: the optimizer's state too
                    zero_pp_rank_R_mp_rank_00_optim_states.pt   ZeRO 1 to 3: rank R's part of the optimizer's state; ZeRO 3: and
-                                                               of the weights
+                                                               its part of the weights
                    zero_pp_rank_R_mp_rank_00_model_states.pt   ZeRO 3: shapes
 
 No code in the files is run, see :mod:`engine.interop.torch_files`.
@@ -126,7 +126,7 @@ def read_old_weights(path: Path, info: CheckpointInfo) -> dict[str, Tensor]:
     """Returns the weights of a checkpoint of format version 1 or 2 by name.
 
     Raises:
-        UserError: the files are not those of a run.
+        UserError: the files do not belong to a run's checkpoint.
     """
     with _checking_contents(path):
         if info.zero_stage == 3:
@@ -163,11 +163,11 @@ def _take(state: Mapping[int, Mapping[str, Tensor]], key: str) -> list[Tensor]:
 
 
 def _join_slices(flat: list[list[Tensor]], addresses: list[list[Mapping[str, _Address]]]) -> dict[str, Tensor]:
-    """Returns tensors by name from what ZeRO 1 and 2 give to the ranks: slices of the flattened parameters of a group.
+    """Joins what ZeRO 1 and 2 give to the ranks, slices of a group's flattened parameters, into tensors by name.
 
     Args:
-        flat: of each rank, of each parameter group, fp32 [K].
-        addresses: of each rank, of each parameter group, where a parameter's slice lies in it.
+        flat: for each rank and parameter group, the rank's slices end to end, fp32 [K].
+        addresses: for each rank and parameter group, where the slice of each parameter lies in this tensor.
     """
     slices: dict[str, list[Tensor]] = {}
     for groups, group_addresses in zip(flat, addresses, strict=True):
@@ -184,16 +184,16 @@ def _listed_shapes(path: Path) -> dict[str, torch.Size]:
 
 
 def join_pieces(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> dict[str, Tensor]:
-    """Returns tensors by name from what ZeRO 3 gives to the ranks.
+    """Joins what ZeRO 3 gives to the ranks into tensors by name.
 
-    ZeRO 3 cuts each flattened tensor into as many equal pieces as there are ranks, the last one padded.
+    ZeRO 3 cuts each flattened tensor into equal pieces, one per rank, of which the last is padded.
 
     Args:
-        parts: of each rank, its pieces end to end, fp32 [sum of pieces].
+        parts: for each rank, its pieces end to end, fp32 [sum of pieces].
         shapes: shape of each tensor by name, in the order of the pieces.
 
     Raises:
-        ValueError: the parts have another length than the shapes call for.
+        ValueError: the lengths of the parts do not match the shapes.
     """
     lengths = {name: -(-shape.numel() // len(parts)) for name, shape in shapes.items()}
     for part in parts:
@@ -201,8 +201,8 @@ def join_pieces(parts: Sequence[Tensor], shapes: Mapping[str, torch.Size]) -> di
             raise ValueError(f"a rank has {part.numel()} values, expected {sum(lengths.values())}")
     pieces = [part.split(list(lengths.values())) for part in parts]
     return {
-        name: torch.cat(of_ranks)[: shape.numel()].view(shape)
-        for (name, shape), of_ranks in zip(shapes.items(), zip(*pieces, strict=True), strict=True)
+        name: torch.cat(by_rank)[: shape.numel()].view(shape)
+        for (name, shape), by_rank in zip(shapes.items(), zip(*pieces, strict=True), strict=True)
     }
 
 
@@ -226,4 +226,4 @@ def _checking_contents(path: Path) -> Iterator[None]:
     except UserError:
         raise
     except (LookupError, TypeError, AttributeError, ValueError, RuntimeError) as error:
-        raise UserError(f"{path}: its files are not those of a DeepSpeed checkpoint ({error!r})") from None
+        raise UserError(f"{path}: its files are not a valid DeepSpeed checkpoint ({error!r})") from None

@@ -210,7 +210,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
     if config.encoder.output_layers > 1:
         raise UserError(
             f"{folder}: cannot be exported: its output is the mean of the last {config.encoder.output_layers} blocks, but "
-            f"the official encoder outputs only the last one's"
+            f"the official encoder outputs only that of the last block"
         )
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
     if not keys.has_projection(config.encoder):

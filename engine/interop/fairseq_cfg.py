@@ -1,4 +1,4 @@
-"""The ``cfg`` of an official checkpoint: what it says about the model, and a ``cfg`` for a model of ours.
+"""The ``cfg`` of an official checkpoint: reads what it says about the model, and writes one for a model of this engine.
 
 The official implementation is fairseq-signals (https://github.com/Jwoo5/fairseq-signals), which ECG-FM uses too. Its ``cfg`` is
 a nested dict; missing keys have the defaults of the official configuration classes. Nothing in it is evaluated.
@@ -94,7 +94,7 @@ _Size = Annotated[int, Field(le=1_000_000)]
 
 
 class _Section(BaseModel):
-    """The relevant keys of a part of the cfg, by strict type; fields have our names, and the official ones as aliases."""
+    """The relevant keys of a part of the cfg, with strict types; fields have our names, with the official ones as aliases."""
 
     model_config = ConfigDict(strict=True, frozen=True, allow_inf_nan=False)
 
@@ -104,7 +104,7 @@ class _Section(BaseModel):
 
     @classmethod
     def official(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns those of our values that the section has, under the official names."""
+        """Returns our values for the keys of this section, under their official names."""
         return {field.alias or name: values[name] for name, field in cls.model_fields.items() if name in values}
 
 
@@ -185,7 +185,7 @@ class _W2V(_Section):
         if not self.quantize_targets or self.target_glu:
             return None
         final_width = self.final_width if self.final_width > 0 else self.encoder_embed_dim
-        # Beyond what the cfg says, the official training is that of the preset official_w2v_cmsc_rlm.
+        # What the cfg does not record is as in the preset official_w2v_cmsc_rlm.
         w2v = self.shared(W2VOptions) | {
             "masking": "fixed_count",
             "mask_probability": min(1.0, self.mask_prob / max(1, self.mask_span)),
@@ -218,8 +218,7 @@ class OfficialModel:
         task: ``cfg.task``: the sampling rate in Hz, and whether training standardized and filtered the signals.
         encoder: our options for the same architecture.
         num_leads: number of leads of the input.
-        objective: our section for its pre-training heads; None if it has none that this engine
-            supports.
+        objective: our section for its pre-training heads; None if it has none that this engine supports.
         num_labels: number of labels of a classifier.
     """
 

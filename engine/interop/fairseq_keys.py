@@ -80,7 +80,7 @@ def below_encoder(table: KeyTable) -> KeyTable:
 
 
 def has_projection(encoder: EncoderOptions) -> bool:
-    """Returns whether the official encoder projects its features: not if they are as wide as the transformer."""
+    """Returns whether the official encoder projects its features, as it does unless they are as wide as the transformer."""
     return encoder.feature_channels != encoder.width
 
 

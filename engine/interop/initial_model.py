@@ -19,7 +19,7 @@ def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[st
     """Returns the folder of the model that ``init_from`` names, and notes for the user.
 
     The folder of a model is returned as it is. A checkpoint of a pre-training run, or of the official implementation, is
-    converted to ``output_dir/init_model``; a run that has checkpoints of its own keeps what was converted at its start.
+    converted to ``output_dir/init_model``; a run that already has checkpoints keeps the model that was converted at its start.
 
     Args:
         source: a model's folder; a run's folder: its exported model, else its checkpoint with the lowest validation loss, else
@@ -36,7 +36,7 @@ def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[st
     convert, path = _find_checkpoint(source)
     folder = output_dir / INITIAL_MODEL_FOLDER
     if folder.is_dir() and any((output_dir / "checkpoints").glob("step-*")):
-        return folder, [f"init_from: using {folder}, converted from it when the run started"]
+        return folder, [f"init_from: using {folder}, which was converted when the run started"]
     shutil.rmtree(folder, ignore_errors=True)
     notes = convert(path, folder)
     return folder, [*notes, f"init_from: converted {path} to {folder}"]
@@ -58,6 +58,6 @@ def _find_checkpoint(source: Path) -> tuple[Callable[[Path, Path], list[str]], P
 
 
 def _sort_key(info: CheckpointInfo) -> tuple[float, int]:
-    """Sorts the checkpoint with the lowest loss first; of those without a loss, the newest."""
+    """Sorts the lowest loss first; checkpoints without a loss come last, the newest of them first."""
     loss = math.inf if info.score is None or not math.isfinite(info.score) else info.score
     return loss, -info.step

@@ -44,7 +44,7 @@ def empty_tensors(where: str, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def load_tensors(folder: Path) -> tuple[PretrainedModel, dict[str, Tensor]]:
-    """Reads a native folder; returns the model and all its tensors by name, including those of the pre-training heads.
+    """Reads a native folder; returns the model and all its tensors by name, including the pre-training heads.
 
     Raises:
         UserError: see :func:`engine.models.pretrained.load`.

@@ -23,7 +23,7 @@ from engine.options import UserError
 # NumPy scalars, such as the best validation loss, are values, not code. Older versions of NumPy wrote the first under another
 # name.
 _SAFE_GLOBALS: list[Any] = [
-    np._core.multiarray.scalar,  # type: ignore[attr-defined] # noqa: SLF001 -- a pickle names it so
+    np._core.multiarray.scalar,  # type: ignore[attr-defined] # noqa: SLF001 -- its name in a pickle
     (np._core.multiarray.scalar, "numpy.core.multiarray.scalar"),  # type: ignore[attr-defined] # noqa: SLF001
     np.dtype,
     *(type(np.dtype(name)) for name in ("float64", "float32", "float16", "int64", "int32", "bool")),
@@ -71,7 +71,7 @@ def _check_sizes(path: Path) -> None:
     """Checks that the members of an archive take no more memory than the file does on disk.
 
     Raises:
-        UserError: some are compressed or overlap, which torch.save never does, or it is no archive.
+        UserError: some are compressed or overlap, which torch.save never does, or it is not an archive.
     """
     try:
         with zipfile.ZipFile(path) as archive:
@@ -106,7 +106,7 @@ def _explain(path: Path, error: BaseException) -> str:
     text = str(error)
     forbidden = re.search(r"(?:GLOBAL|class) ([\w.]+)", text) if "Weights only load failed" in text else None
     if forbidden or "Unsupported global" in text or "Unsupported class" in text or "Can only" in text:
-        what = forbidden[1] if forbidden else "more than values"
+        what = forbidden[1] if forbidden else "objects other than plain values"
         return (
             f"{path}: contains {what}; loading it could run code, so it was refused and nothing was run; ask its author to "
             f"save only tensors and plain values"

@@ -1,5 +1,6 @@
 """Checkpoints of a run to the native folder."""
 
+import math
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -54,11 +55,17 @@ def _best_checkpoint(folder: Path) -> tuple[Path, str]:
     saved = sorted(path for path in folder.iterdir() if FOLDER_NAME.fullmatch(path.name))
     if not saved:
         raise UserError(f"{folder}: contains no checkpoint; choose the folder of a run that has saved one")
-    scores = {path: score for path in saved if (score := read_description(path).get("score")) is not None}
-    if not scores:
+    scores = {path: _read_score(path) for path in saved}
+    if not any(map(math.isfinite, scores.values())):
         return saved[-1], f"converted {saved[-1].name}, the newest checkpoint; none has a validation loss"
-    best = min(scores, key=lambda path: float(scores[path]))
+    best = min(scores, key=lambda path: scores[path])
     return best, f"converted {best.name}, which has the lowest validation loss"
+
+
+def _read_score(checkpoint: Path) -> float:
+    """Returns the validation loss of a checkpoint; infinity if it has none, or one that is not a finite number."""
+    score = read_description(checkpoint).get("score")
+    return float(score) if isinstance(score, int | float) and math.isfinite(score) else math.inf
 
 
 def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:

@@ -1,4 +1,4 @@
-"""The encoder and its parts; they do not know objectives or training.
+"""The encoder and its parts, independent of objectives and training.
 
 functional.py               linear maps, attention and dropout, by device
 layers.py                   layers with fp32 weights that compute in the dtype of their input

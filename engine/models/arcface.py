@@ -28,13 +28,13 @@ class ArcFace(nn.Module):
         -log(exp(s cos(theta_y + m)) / (exp(s cos(theta_y + m)) + sum over j != y of exp(s cos(theta_j))))
 
     Where theta_y + m exceeds pi, cos(theta_y + m) would rise again; as in the official code (and not in the paper's equation),
-    cos(theta_y) - m sin(m) takes its place there. Everything is computed in fp32, whatever the dtype of the vectors.
+    cos(theta_y) - m sin(m) takes its place there. Everything is computed in fp32, regardless of the dtype of the vectors.
 
     The weights are discarded after training; only the encoder is kept, and its pooled output is compared by cosine.
 
     Args:
         width: D.
-        num_patients: P, of the training set.
+        num_patients: P, number of patients in the training set.
         scale: s.
         margin: m, in radians.
     """

@@ -1,6 +1,6 @@
 """The encoder: feature encoder, projection, masking, positional convolution, transformer.
 
-The order of operations is that of wav2vec 2.0 and the paper's official code. All tensors are [B, T, D].
+The order of operations follows wav2vec 2.0 and the paper's official code. All tensors are [B, T, D].
 
 Legend: B segments, C leads, T samples at the input and tokens after the feature encoder, F feature channels, D width.
 """
@@ -55,8 +55,8 @@ class EncoderOptions(Options):
     activation_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout of the hidden values of the feed-forward networks, after the GELU."""
     drop_path: float = Field(default=0.0, ge=0, lt=1)
-    """Stochastic depth: probability that a segment skips a residual branch of the last block; it
-    rises linearly from 0 in the first block."""
+    """Stochastic depth: probability that a segment skips a residual branch of the last block; it rises linearly from
+    0 in the first block."""
     output_layers: int = Field(default=1, ge=1, le=_MAX_DEPTH)
     """Number of last blocks whose outputs are averaged; 1: the last block's output."""
     pos_kernel: int = Field(default=128, ge=1, le=_MAX_SIZE)

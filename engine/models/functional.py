@@ -72,5 +72,5 @@ def attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, backend: Attent
 
 
 def _has_cpu_kernel(x: Tensor, dtypes: Container[torch.dtype]) -> bool:
-    """Returns whether a kernel of :mod:`engine.cpu_kernels` for these dtypes is to be used."""
+    """Returns whether to use a kernel of :mod:`engine.cpu_kernels` that supports these dtypes."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and x.dtype in dtypes

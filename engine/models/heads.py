@@ -10,14 +10,14 @@ from engine.models.layers import Dropout, Linear
 
 
 def pool(context: Tensor, valid: Tensor | None = None) -> Tensor:
-    """Context [B, T, D] to one vector for each segment, [B, D].
+    """Pools context [B, T, D] to one vector for each segment, [B, D].
 
-    Without ``valid`` as the official classifier does it: the sum over time divided by the number of entries that are not zero,
-    which is the mean except where something zeroed tokens.
+    Without ``valid``, as in the official classifier, it is the sum over time divided by the number of nonzero entries, which is
+    the mean unless tokens have been zeroed.
 
     Args:
         context: output of the encoder.
-        valid: bool [B, T], the tokens to average over, as where a segment is padded; a segment without any gives zeros.
+        valid: bool [B, T], the tokens to average over, for padded segments; a segment without any gives zeros.
     """
     if valid is None:
         return context.sum(1) / (context != 0).sum(1).clamp(min=1)
@@ -47,7 +47,7 @@ class ClassificationHead(nn.Module):
 
 
 def to_predictions(outputs: Tensor, kind: Kind) -> Tensor:
-    """Outputs of a head [B, L] to probabilities, or to the numbers of a regression: float32 [B, L]."""
+    """Converts the outputs of a head, [B, L], to probabilities or the values of a regression: float32 [B, L]."""
     outputs = outputs.float()
     match kind:
         case "regression":

@@ -19,7 +19,7 @@ def add_lora(encoder: Encoder, rank: int) -> None:
     """Freezes an encoder and adds updates of zero, which are trained, to every matrix of its transformer blocks.
 
     Args:
-        encoder: is changed.
+        encoder: the encoder, modified in place.
         rank: columns of B and rows of A.
 
     Raises:

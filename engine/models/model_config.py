@@ -15,7 +15,7 @@ from engine.models.encoder import EncoderOptions
 from engine.options import Options, UserError
 
 CONFIG_FILE = "config.json"
-# Name of the labels of a classifier from elsewhere, whose meaning is not known.
+# Name of the label definition of a classifier converted from elsewhere; the meaning of its labels is unknown.
 CONVERTED = "converted"
 
 ModelKind = Literal["encoder", "pretraining", "classifier"]
@@ -88,7 +88,7 @@ class ModelConfig(Options):
 
     @property
     def definition(self) -> LabelDefinition:
-        """The meaning of a classifier's outputs; of a model converted from elsewhere independent labels without thresholds."""
+        """Meaning of a classifier's outputs; for a model converted from elsewhere, independent labels without thresholds."""
         assert self.labels is not None
         return self.label_definition or LabelDefinition(name=CONVERTED, kind="multilabel", classes=self.labels)
 

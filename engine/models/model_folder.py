@@ -55,7 +55,7 @@ def save(folder: Path | str, config: ModelConfig, tensors: Mapping[str, Tensor])
     folder = Path(folder)
     check_tensors(str(folder), config, tensors)
     check_new_folder(folder)
-    target = folder.absolute()  # so that the working folder has a name, too
+    target = folder.absolute()  # gives "." a name
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         try:
@@ -79,7 +79,7 @@ def check_new_folder(folder: Path) -> None:
     """Checks that a folder does not exist or is empty.
 
     Raises:
-        UserError: it is not.
+        UserError: it exists and is not empty.
     """
     if folder.is_dir() and not any(folder.iterdir()):
         return

@@ -13,9 +13,9 @@ from engine.options import UserError
 
 
 def check_tensors(where: str, config: ModelConfig, tensors: Mapping[str, Tensor]) -> None:
-    """Checks that tensors are those of a model with this configuration.
+    """Checks that tensors match a model's configuration.
 
-    Of the heads of pre-training only the values are checked: :mod:`engine.interop.native`, which knows objectives, checks their
+    For pre-training heads, only the values are checked: :mod:`engine.interop.native`, which knows objectives, checks their
     names and shapes.
 
     Args:

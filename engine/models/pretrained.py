@@ -99,7 +99,7 @@ class PretrainedModel(nn.Module):
     def forward(self, segments: Tensor) -> Tensor:
         """Returns logits [B, L] of a classifier, otherwise embeddings [B, D], with gradient.
 
-        Segments [B, C, T] as in :meth:`context`, of any length: they are not cut or padded, as :meth:`embed` does.
+        Segments [B, C, T] as in :meth:`context`, of any length: they are not cut or padded as in :meth:`embed`.
         """
         context = self.context(segments)
         output: Tensor = context.mean(1) if self.head is None else self.head(context)
@@ -118,8 +118,8 @@ class PretrainedModel(nn.Module):
         """Returns an embedding of each recording, without gradient: the mean of :meth:`context` over time.
 
         As in ``engine/embed.py``, a recording is cut into consecutive segments of 5 s (``config.segment_samples``), and
-        normalization, if the model has one, is over each crop of 10 s. The embeddings of the segments are averaged. A rest
-        shorter than 5 s is dropped; a recording shorter than 5 s is padded with zeros at its end.
+        normalization, if the model has one, is over each crop of 10 s. The embeddings of the segments are averaged. A
+        remainder shorter than 5 s is dropped; a recording shorter than 5 s is padded with zeros at its end.
 
         Args:
             signals: a NumPy array or a tensor, [N, T] or [B, N, T], of any integer or floating-point dtype.

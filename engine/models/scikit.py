@@ -27,16 +27,16 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Nothing is learned: ``fit`` loads the model and checks the signals.
 
     Args:
-        model: a model's folder, the OWNER/NAME of a model on the Hugging Face Hub, or a model. ``clone``, and so
-            cross-validation, copies a model, but not the name of a folder.
+        model: a model's folder, the OWNER/NAME of a model on the Hugging Face Hub, or a model. ``clone``, and
+            therefore cross-validation, copies a model that is given as an object.
         leads: names of the signals' leads; None: the model's.
         sampling_rate: sampling rate of the signals in Hz; None: the model's.
         unit: "mV" or "uV"; None: mV for floating-point numbers, uV for integers.
-        device: "auto", "cpu" or "cuda", to which a model is loaded; a model that is given stays on its device.
+        device: "auto", "cpu" or "cuda", for a model that is loaded; a model given as an object stays on its device.
 
     Attributes:
         model_: the model.
-        n_features_in_: number of leads; of flat signals, of numbers in a row.
+        n_features_in_: number of leads; for flat signals, number of values in a row.
     """
 
     def __init__(

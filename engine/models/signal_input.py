@@ -39,7 +39,7 @@ class SignalInput:
 
     Raises:
         UserError: unknown or repeated leads, none that the model uses, an unknown unit, or a sampling rate outside 50 to
-            20,000 Hz or that the model cannot have.
+            20,000 Hz, or different from the model's if that is not 500 Hz.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class SignalInput:
         """Checks that signals [B, N, T] have no NaN or infinity.
 
         Raises:
-            UserError: they do; names the first row and lead.
+            UserError: they have; the message names the first such row and its leads.
         """
         if not signals.numel():
             return
@@ -115,8 +115,8 @@ class SignalInput:
     def cut(self, signals: Tensor, normalize: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """Returns the segments of signals from :meth:`read`: [B, N, T] -> [B, K, C, ``config.segment_samples``].
 
-        These are the complete segments of consecutive crops of 10 s, as in a dataset. A rest is dropped; a recording shorter
-        than a segment is padded with zeros at its end.
+        These are the complete segments of consecutive crops of 10 s, as in a dataset. A remainder is dropped; a recording
+        shorter than a segment is padded with zeros at its end.
 
         Args:
             signals: [B, N, T].

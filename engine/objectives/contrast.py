@@ -1,4 +1,4 @@
-"""Shared by the global objectives: each segment as one vector, compared with those of the whole batch.
+"""Shared by the global objectives: pools each segment to one vector and compares it with those of the whole batch.
 
 A segment's vector g is the mean of the transformer's output over all tokens, masked or not, before any projection. This is
 what the official code computes (its recorded losses show it) and what the paper says, where g is the mean of c, the output of
@@ -42,8 +42,8 @@ class GlobalOptions(Options):
     constant_norms: bool = False
     """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
     identity: Identity = "patient"
-    """Segments that are never each other's negatives: those of the same patient, of the same recording (the official code),
-    or only those of the same pair (the official code of SimCLR)."""
+    """Segments that are never each other's negatives: of the same patient, of the same recording (the official code), or only
+    of the same pair (the official code of SimCLR)."""
 
 
 class Comparison(NamedTuple):
@@ -65,7 +65,7 @@ class GlobalObjective(Objective):
     """An objective that compares segments.
 
     Attributes:
-        cache: compares the segments of all micro-batches of a step; ``None``: those of a micro-batch are compared.
+        cache: compares the segments of all micro-batches of a step; ``None``: each micro-batch on its own.
     """
 
     options_class: ClassVar[type[Options]] = GlobalOptions
@@ -94,7 +94,7 @@ class GlobalObjective(Objective):
 def compare(
     context: Tensor, patient: Tensor, temperature: float, *, own_rank: bool = False, constant_norms: bool = False
 ) -> Comparison:
-    """Pools the segments of this rank and compares them with those of all ranks.
+    """Pools this rank's segments and compares them with the segments of all ranks.
 
     Args:
         context: [2 N, T, D], the encoder's output.

@@ -35,7 +35,7 @@ class EmbeddingCache:
         self._embeddings: list[Tensor] = []
         self._patients: list[Tensor] = []
         self._gradients: list[Tensor] = []
-        self._results: list[tuple[Tensor, dict[str, Tensor]]] = []  # of the micro-batches of the second pass
+        self._results: list[tuple[Tensor, dict[str, Tensor]]] = []  # for the micro-batches of the second pass
         self.is_first_pass = True
 
     @contextmanager
@@ -57,7 +57,7 @@ class EmbeddingCache:
     def loss(self, context: Tensor, patient: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Returns the loss of the next micro-batch, context [2 N, T, D] and patient int64 [N], and metrics.
 
-        In the second pass, the value is that of the whole step, and the gradient that of this micro-batch's share.
+        In the second pass, the value is the loss of the whole step, and the gradient is this micro-batch's share.
         """
         embedding = context.mean(1, keepdim=True, dtype=torch.float32)
         if self.is_first_pass:

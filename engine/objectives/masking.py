@@ -53,7 +53,7 @@ def counted_span_mask(
         bool [S, T], on the device of ``rows``.
     """
     token = torch.arange(num_tokens, device=rows.device)
-    # A segment too short for so many spans has one more possible start than spans, and cuts off the last ones.
+    # In a segment too short for that many spans, one more start is possible than spans, and the last spans are cut off.
     num_starts = (num_spans + 1).clamp(min=num_tokens - span)
     starts = _lowest(random_bits(start_key, rows, num_tokens), token < num_starts, num_spans)
     mask = _spans(starts, span)

@@ -7,7 +7,7 @@ from engine.objectives.protocol import DrawKeys, Objective
 
 
 class PretrainingModel(nn.Module):
-    """Encoder and objective: a batch of samples to a loss.
+    """Encoder and objective: maps a batch of samples to a loss.
 
     Args:
         encoder: the encoder.
@@ -30,12 +30,12 @@ class PretrainingModel(nn.Module):
 
         Args:
             segments: [N, I, C, T] in mV, the segments of N samples; the model computes in their dtype (fp32 or bf16).
-            patient: int64 [N], patient numbers, or what else the objective's ``identity`` says.
+            patient: int64 [N], patient numbers, or whatever numbers the objective's ``identity`` calls for.
             step: number of the optimizer step, from 0; determines the draws and the quantizer's temperature.
             row0: row of this rank's first sample in the step's global batch; micro-batches of a step have different rows.
 
         Returns:
-            fp32 scalar loss and detached scalar metrics; their means over ranks are those of the global batch.
+            fp32 scalar loss and detached scalar metrics; averaged over ranks, they are those of the global batch.
         """
         num_tokens = self.encoder.num_tokens(segments.shape[-1])
         num_segments = segments.shape[1]  # of a sample

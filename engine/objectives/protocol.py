@@ -21,7 +21,7 @@ from engine.options import Options, SampleUnit, SegmentPair
 # Name of the metric that :attr:`Objective.by_segment` adds.
 LOSS_BY_SEGMENT = "loss_by_segment"
 
-# Segments that a global objective does not contrast: those of one patient, of one recording, or of one pair.
+# What two segments must share for a global objective not to contrast them.
 Identity = Literal["patient", "recording", "pair"]
 
 
@@ -69,8 +69,8 @@ class Objective(nn.Module, ABC):
     identity: Identity = "patient"
     """What the numbers in the argument ``patient`` of :meth:`forward` identify."""
     by_segment: bool = False
-    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each
-    segment to the loss, which is their mean. Terms that belong to no segment count equally for all."""
+    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each segment to the loss, which is
+    their mean. Terms that belong to no segment count equally for all."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:
         del encoder_options  # for the heads of a subclass
@@ -78,7 +78,7 @@ class Objective(nn.Module, ABC):
         self.options = options
 
     def set_by_segment(self, *, by_segment: bool) -> None:
-        """Sets :attr:`by_segment` of this objective and of those that it consists of."""
+        """Sets :attr:`by_segment` of this objective and of the objectives in it."""
         for module in self.modules():
             if isinstance(module, Objective):
                 module.by_segment = by_segment
@@ -100,12 +100,12 @@ class Objective(nn.Module, ABC):
         Args:
             encoder: the encoder, which this method runs.
             segments: [N, I, C, T] in mV, the segments of each sample, chosen as in :attr:`pairs`.
-            patient: int64 [N], the number of each sample's patient, or what else :attr:`identity` says.
+            patient: int64 [N], the number of each sample's patient, or of whatever :attr:`identity` calls for.
             draws: result of :meth:`draw`.
 
         Returns:
             fp32 loss of this rank and detached fp32 scalar metrics, which each objective documents; weighted parts of the loss
-            sum to it. The means over ranks are those of the global batch.
+            sum to it. Averaged over ranks, both are those of the global batch.
         """
 
     def after_step(self, step: int) -> None:

@@ -19,9 +19,9 @@ from engine.options import SampleUnit, SegmentPair
 class SimCLR(GlobalObjective):
     """The two views of a segment attract each other and repel those of other patients.
 
-    The loader's augmentations make the views; without any both are equal, and there is little to learn. Loss and metrics are
-    those of :func:`engine.objectives.contrast.pair_loss` in its form ``ntxent``. SimCLR knows no patients: its own form, and
-    that of the official code, is ``identity: pair``, in which other segments of the patient are negatives too.
+    The loader's augmentations make the views; without any, both views are equal, and there is little to learn. Loss and metrics
+    are those of :func:`engine.objectives.contrast.pair_loss` with the form ``ntxent``. SimCLR itself does not use patients: its
+    original form, as in the official code, is ``identity: pair``, in which other segments of the patient are negatives too.
     """
 
     pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "same", "segment": "same"}

@@ -24,10 +24,11 @@ from engine.options import SampleUnit, SegmentPair
 class ThreeKG(GlobalObjective):
     """Views of one patient attract each other and repel those of other patients.
 
-    loss = mean over all ordered pairs of views of one patient in the batch of the cross-entropy of the second view against
-    all views of other patients, at the first; cosine similarity over tau. So each positive stands alone against the
-    negatives, as in the official code. Metrics are those of :func:`engine.objectives.contrast.pair_loss`, where accuracy_global
-    is the share of those pairs in which the second view beats every negative.
+    The loss is the mean, over all ordered pairs (anchor, positive) of views of one patient in the batch, of the cross-entropy
+    of the positive against all views of other patients. Logits are cosine similarities with the anchor, over tau. So each
+    positive stands alone against the negatives, as in the official code. Metrics are those of
+    :func:`engine.objectives.contrast.pair_loss`, where accuracy_global is the share of pairs whose positive scores higher than
+    every negative.
     """
 
     pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "same", "segment": "same"}

@@ -29,13 +29,13 @@ MIN_SPANS = 2  # per segment, with ``fixed_count``
 
 
 class W2VOptions(Options):
-    """Options of W2V, the local objective; the defaults are those of wav2vec 2.0, as in the paper."""
+    """Options of W2V, the local objective; the defaults follow wav2vec 2.0, as in the paper."""
 
     masking: Masking = "independent_starts"
     """How masked tokens are chosen: independent_starts (the paper) or fixed_count (the official code). With
     independent_starts, each token starts a masked span with mask_probability. With fixed_count, each segment gets
     mask_probability x (number of tokens) spans, rounded at random and at least two; then masks are trimmed so that all segments
-    have equally many masked tokens."""
+    have the same number of masked tokens."""
     mask_probability: float = Field(default=0.065, gt=0, le=1)
     """Probability that a token starts a masked span (with fixed_count: on average)."""
     mask_span: int = Field(default=10, ge=1)
@@ -97,7 +97,7 @@ def perplexity(probabilities: Tensor) -> Tensor:
 
 
 class W2V(Objective):
-    """At each masked token, identifies the true quantized latent among those of other masked tokens.
+    """At each masked token, picks the true quantized latent among the latents of other masked tokens.
 
     loss = mean over masked tokens of the contrastive loss
          + diversity_weight (G V - perplexity of the mean softmax over masked tokens) / (G V)

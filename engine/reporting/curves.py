@@ -19,7 +19,7 @@ _MIN_IN_BIN = 5
 
 
 def curve_blocks(outputs: Outputs) -> list[Block]:
-    """Returns ROC and precision-recall curves by class, of the most frequent classes."""
+    """Returns ROC and precision-recall curves of the most frequent classes."""
     num_positives = outputs.targets.sum(0)
     is_defined = (num_positives > 0) & (num_positives < len(outputs.targets))
     chosen = [place for place in np.argsort(-num_positives, kind="stable").tolist() if is_defined[place]]
@@ -136,6 +136,6 @@ def regression_block(outputs: Outputs) -> Figures:
 
 
 def _thin(x: NDArray[np.float64], y: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns points evenly spaced in their number, with both ends."""
+    """Returns at most _MAX_POINTS points, evenly spaced by index, including both ends."""
     rows = np.unique(np.linspace(0, len(x) - 1, min(len(x), _MAX_POINTS)).round().astype(np.int64))
     return x[rows], y[rows]

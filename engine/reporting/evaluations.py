@@ -49,10 +49,10 @@ def evaluation_section(evaluation: EvaluationFolder, data: str | Path | None, pr
         evaluation: the evaluation.
         data: the dataset; ``None``: its recorded path.
         projection: name of a projection of embeddings.
-        num_examples: how many ECGs each list of examples has.
+        num_examples: number of ECGs in each list of examples.
 
     Raises:
-        UserError: predictions or the dataset are damaged, or not those of the evaluation.
+        UserError: predictions or dataset are damaged, or belong to another evaluation.
     """
     results = evaluation.results
     gallery = Gallery(evaluation, data, num_examples)
@@ -188,7 +188,7 @@ def _describe_difference(results: Results, first: int, second: int) -> str:
 
 
 def _detailed(results: Results) -> list[ScoreRow]:
-    """Returns the rows whose details are shown: of each trained model and method the first combination of leads."""
+    """Returns the rows whose details are shown: for each trained model and method, the first combination of leads."""
     level = results.rows[0].level
     chosen: dict[tuple[str, str], ScoreRow] = {}
     for row in results.rows:

@@ -23,15 +23,15 @@ _POINTS_PER_INCH = 72
 
 
 class Gallery:
-    """Draws crops of the dataset of an evaluation.
+    """Draws crops of the dataset that an evaluation used.
 
     Args:
         evaluation: the evaluation.
         data: the dataset; ``None``: its recorded path.
-        num_examples: how many ECGs a list has.
+        num_examples: number of ECGs in each list of examples.
 
     Attributes:
-        problem: why there are no ECGs; empty if there are.
+        problem: why ECGs cannot be drawn; empty if they can.
 
     Raises:
         UserError: ``data`` is given, but is not the dataset that was evaluated.
@@ -86,7 +86,7 @@ def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
 
 
 def choose_examples(outputs: Outputs, num_examples: int) -> tuple[list[int], list[int]]:
-    """Returns the recordings with the most confident right and wrong predictions, those of different classes first."""
+    """Returns the recordings with the most confident right and wrong predictions, different classes first."""
     targets, predicted = outputs.targets, outputs.predicted
     if outputs.definition.kind == "regression":
         scale = targets.std(0)

@@ -49,7 +49,7 @@ def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery:
     section = Section(f"{row.model}, {row.method}: {len(row.leads)} leads", [_facts(row)])
     if row.rank_1_by_gallery_size:
         sizes, shares = list(row.rank_1_by_gallery_size), row.rank_1_by_gallery_size.values()
-        header = ("patients in the gallery", *(f"{int(size):,}" if size.isdecimal() else size for size in sizes))
+        header = ("entries in the gallery", *(f"{int(size):,}" if size.isdecimal() else size for size in sizes))
         section.blocks.append(
             Table("Expected rank-1 accuracy by size of the gallery", header, [("rank-1", *(f"{s:.3f}" for s in shares))])
         )

@@ -5,6 +5,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import numpy as np
 import yaml
@@ -28,12 +29,12 @@ class RunFolder:
 
     Attributes:
         path: its folder.
-        config_text: config.yaml as it stands.
+        config_text: the text of config.yaml.
         config: its content.
         train: rows of training metrics.
         valid: rows of validation metrics, one for each step.
         summary: summary.json; empty if the run has not ended.
-        versions: of the software that wrote the newest checkpoint.
+        versions: versions of the software that wrote the newest checkpoint.
     """
 
     path: Path
@@ -54,7 +55,7 @@ class Number(BaseModel):
 
 
 class Scores(BaseModel):
-    """Metrics by name, of all classes together and by class."""
+    """Metrics by name, overall and by class."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -83,14 +84,14 @@ class ScoreRow(Scores):
 
 
 class Difference(Scores):
-    """The metrics of a row minus those of another, by number."""
+    """The metrics of one row minus those of another; the rows are given by number."""
 
     first: int = Field(ge=0)
     second: int = Field(ge=0)
 
 
 class SeedMeans(Scores):
-    """Means over rows that differ in the seed, by number."""
+    """Means over rows that differ only in the seed; the rows are given by number."""
 
     rows: tuple[int, ...] = Field(min_length=1)
 
@@ -145,7 +146,7 @@ class EvaluationFolder:
                     self._read[row.predictions] = dict(arrays)
             except FileNotFoundError:
                 raise UserError(f"{file}: is missing; run engine/evaluate.py -o FOLDER again") from None
-            except (OSError, ValueError, EOFError, KeyError, _zip_error()) as error:
+            except (OSError, ValueError, EOFError, KeyError, BadZipFile) as error:
                 raise UserError(f"{file}: is damaged ({one_line(error)}); run engine/evaluate.py again") from None
         return self._read[row.predictions]
 
@@ -199,7 +200,7 @@ def _open_run(path: Path) -> RunFolder:
     train = [row for row in rows if row["kind"] == "train"]
     if not train:
         raise UserError(f"{path / _METRICS_FILE}: contains no training steps; wait until the run has logged some")
-    # The export of the best checkpoint validates it once more, at the last step.
+    # The export of the best checkpoint validates it again, at the last step.
     valid = list({row["step"]: row for row in reversed(rows) if row["kind"] == "valid"}.values())[::-1]
     summary = _read_json(path / _SUMMARY_FILE) if (path / _SUMMARY_FILE).is_file() else {}
     checkpoints = sorted((path / "checkpoints").glob("step-*/checkpoint.json"))
@@ -244,12 +245,6 @@ def _read_text(file: Path) -> str:
         raise UserError(f"{file}: cannot be read ({error.strerror or error})") from None
     except UnicodeDecodeError:
         raise UserError(f"{file}: not a text file; choose another file, or copy it again") from None
-
-
-def _zip_error() -> type[Exception]:
-    from zipfile import BadZipFile
-
-    return BadZipFile
 
 
 def short_name(name: str) -> str:

@@ -24,10 +24,10 @@ class Outputs:
     """A model's predictions for recordings.
 
     Attributes:
-        definition: of the labels.
-        targets: [N, C], 0 or 1, or numbers of a regression.
-        predicted: [N, C], probabilities or numbers.
-        decisions: bool [N, C]; of a regression all false.
+        definition: the definition of the labels.
+        targets: [N, C], 0 or 1, or the values of a regression.
+        predicted: [N, C], probabilities, or the values of a regression.
+        decisions: bool [N, C]; all false for a regression.
         keys: [N], key of the first crop of each recording.
         segment_targets: [S, C].
         embedding: [S, D], or ``None`` if it was not written.
@@ -48,7 +48,7 @@ class Outputs:
 
 
 def read_outputs(evaluation: EvaluationFolder, row: ScoreRow) -> Outputs | None:
-    """Returns the predictions of a row by recording, whose segments are averaged; ``None`` if they were not written.
+    """Returns the predictions of a row, averaged over the segments of each recording; ``None`` if they were not written.
 
     Raises:
         UserError: the file is damaged.
@@ -89,7 +89,7 @@ def read_outputs(evaluation: EvaluationFolder, row: ScoreRow) -> Outputs | None:
 
 
 def check_arrays(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], file: str) -> None:
-    """Checks that a file of predictions has some arrays of the same length, without NaN.
+    """Checks that a file of predictions has certain arrays, which are of the same length and finite.
 
     Raises:
         UserError: it does not.

@@ -25,10 +25,10 @@ _OTHERS = "#8c96a0"
 
 
 def project(embedding: NDArray[np.floating[Any]], method: str) -> tuple[NDArray[np.float64], str]:
-    """Returns embeddings [S, D] in two dimensions [S, 2], and how much the plane shows.
+    """Returns embeddings [S, D] in two dimensions [S, 2], and a note on what the plane shows.
 
     Args:
-        embedding: at least 3 of them.
+        embedding: [S, D], where S is at least 3.
         method: one of PROJECTIONS.
     """
     centered = embedding.astype(np.float64) - embedding.mean(0, dtype=np.float64)
@@ -38,7 +38,7 @@ def project(embedding: NDArray[np.floating[Any]], method: str) -> tuple[NDArray[
         return plane, "distances within clusters are meaningful, those between clusters are not"
     pca = PCA(2, svd_solver="full").fit(centered)
     share = float(np.nan_to_num(pca.explained_variance_ratio_).sum())
-    return pca.transform(centered), f"the plane has {share:.0%} of the variance"
+    return pca.transform(centered), f"the plane explains {share:.0%} of the variance"
 
 
 def class_projection(outputs: Outputs, method: str) -> Figures | None:
@@ -64,8 +64,8 @@ def patient_projection(
     """Returns gallery (circles) and probe (crosses), with some patients in colors; ``None`` if there are too few.
 
     Args:
-        embeddings: of gallery and probe, [G, D] and [P, D].
-        patients: of gallery and probe, [G] and [P].
+        embeddings: embeddings of the gallery and the probes, [G, D] and [P, D].
+        patients: patients of the gallery and the probes, [G] and [P].
         method: one of PROJECTIONS.
     """
     together = np.concatenate(embeddings)
@@ -129,6 +129,6 @@ def _clean(axes: Axes) -> None:
 
 
 def _spread(size: int, most: int) -> NDArray[np.int64]:
-    """Returns at most so many rows, spread evenly."""
+    """Returns at most ``most`` rows of ``size``, evenly spaced."""
     rows: NDArray[np.int64] = np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
     return rows

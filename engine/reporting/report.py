@@ -17,7 +17,7 @@ def make_report(paths: Sequence[Path], title: str, data: str | Path | None, proj
         title: the page's title.
         data: the dataset of the evaluations; ``None``: its recorded path.
         projection: name of a projection of embeddings, see :mod:`engine.reporting.projection`.
-        num_examples: how many ECGs each list of examples has; 0: no examples.
+        num_examples: number of ECGs in each list of examples; 0: no examples.
 
     Raises:
         UserError: an input is neither a run nor an evaluation, or damaged.

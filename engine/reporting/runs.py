@@ -29,7 +29,7 @@ _SHARES: Final = ("mfu", "data_wait_share")
 _STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
 _SCORES: Final = tuple(dict.fromkeys([*(name for kind in COLUMNS.values() for name in kind), "rank1", "rank5", "auroc"]))
 _MAX_POINTS = 120
-_NUM_ENDS = 10  # a first or last value is the median of so many rows, or of a tenth of the run if that is less
+_NUM_ENDS = 10  # a first or last value is the median of this many rows, or of a tenth of the run if that is less
 
 _Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -62,7 +62,7 @@ def run_section(run: RunFolder) -> Section:
             Section(
                 "Throughput", [_speed_table(run), Figures(f"Steps {first:,} to {last:,}.", [_curve(run, n) for n in speed])]
             ),
-            Section("Optimization", [Figures("State of the training.", [_curve(run, name) for name in state])]),
+            Section("Optimization", [Figures("Over the steps of the run.", [_curve(run, name) for name in state])]),
             Section("Configuration", [Details("Resolved configuration (config.yaml)", run.config_text)]),
         ],
     )
@@ -91,11 +91,14 @@ def _facts(run: RunFolder) -> Table:
             value = value.get(key) if isinstance(value, dict) else None
         return value
 
+    datasets = get("data", "datasets")
+    mixed = [str(each.get("path")) for each in datasets if isinstance(each, dict)] if isinstance(datasets, list) else []
     trained = get("task", "name") or get("objective", "name")
     rows = {
         "what is trained": None if trained is None else f"{'fine-tuning: ' if get('task') else 'pre-training: '}{trained}",
         "initial weights": get("init_from"),
         "dataset": get("data", "path"),
+        "datasets": ", ".join(mixed) or None,
         "plan": get("data", "plan"),
         "leads": get("leads"),
         "steps": f"{run.train[-1]['step']:,}",
@@ -151,16 +154,13 @@ def _curve(run: RunFolder, name: str) -> Panel:
         if sum(len(values) > 0 for values, _ in (train, valid, chance)) > 1:
             axes.legend()
 
-    ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in _named(train, valid) if len(values)]
+    named = (("training", train), ("validation", valid))
+    ends = [f"{where} from {values[0]:.4g} to {values[-1]:.4g}" for where, (_, values) in named if len(values)]
     return Panel(draw(plot), f"Curve of {title}: {'; '.join(ends) or 'no values'}")
 
 
-def _named(train: _Points, valid: _Points) -> list[tuple[str, _Points]]:
-    return [("training", train), ("validation", valid)]
-
-
 def _chance(rows: Sequence[Row], name: str) -> _Points:
-    """Returns the value of an accuracy or a loss if nothing has been learned; empty if it is not recorded."""
+    """Returns the chance level of an accuracy or a loss; empty if it is not recorded."""
     return _points(rows, name.replace(_ACCURACY, _CHANCE) if name.startswith(_ACCURACY) else f"uniform_{name}")
 
 

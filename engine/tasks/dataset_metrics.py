@@ -1,4 +1,4 @@
-"""Metrics of the single datasets of a mixture, named METRIC/DATASET.
+"""Metrics of the individual datasets of a mixture, named METRIC/DATASET.
 
 A batch has samples of several datasets, and their numbers differ between ranks. So the share of each dataset, and its loss
 times its share, are averaged over ranks and micro-batches; their quotient is the mean loss of the dataset's samples.
@@ -15,7 +15,7 @@ _SHARE, _PART, _LOSS = "share/", "loss_part/", "loss/"
 
 
 def metrics_of_datasets(loss_by_sample: Tensor, dataset: Tensor, names: Sequence[str]) -> dict[str, Tensor]:
-    """Returns each dataset's share of a batch, and the part of the loss that its samples make up.
+    """Returns each dataset's share of a batch, and the part of the loss that its samples contribute.
 
     Args:
         loss_by_sample: fp32 [N], whose mean is the loss.

@@ -39,7 +39,7 @@ class Evaluator(ABC):
 class MeanEvaluator(Evaluator):
     """Averages loss and metrics over batches and ranks.
 
-    The last batch of a pass may repeat samples of the first; these count again.
+    The last batch of a pass may repeat samples of the first; these count twice.
 
     Args:
         num_batches: micro-batches that will be added on each rank.
@@ -67,7 +67,7 @@ class PredictionEvaluator(Evaluator):
     In these, each sample counts once, even if the last batch of a pass repeats samples of the first.
 
     Args:
-        num_batches: micro-batches that will be added on each rank; ``None``: without averages, as where no loss is defined.
+        num_batches: micro-batches that will be added on each rank; ``None``: no averages, for a task without a validation loss.
         metrics: computes named metrics from the gathered predictions, arrays [num_samples, ...] sorted by the samples' rows.
     """
 

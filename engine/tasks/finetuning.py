@@ -52,7 +52,7 @@ class FinetuningModel(nn.Module):
         config: the encoder's leads.
         leads: names of the leads of the input; the encoder's other leads are zero.
         train_encoder: whether the encoder is trained; a frozen one stays in evaluation mode and gets no gradients.
-        average: another ``encoder`` and ``head``, which average the weights of those and take their place in evaluation.
+        average: a second ``encoder`` and ``head``, which hold averages of the weights and are used in evaluation.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class FinetuningTask(Task):
     """Base of the tasks that fine-tune an encoder.
 
     Args:
-        config: the run's configuration; its architecture is that of ``init_from``, see :meth:`resolve_config`.
+        config: the run's configuration; with the architecture of ``init_from``, see :meth:`resolve_config`.
         splits: see :class:`Task`.
     """
 
@@ -132,7 +132,7 @@ class FinetuningTask(Task):
         missing = [lead for lead in leads if lead not in self.model_config.leads]
         if missing:
             raise UserError(
-                f"leads: {config.init_from} has no lead {', '.join(missing)}; choose among {', '.join(self.model_config.leads)}"
+                f"leads: {config.init_from} has no lead {', '.join(missing)}; choose from {', '.join(self.model_config.leads)}"
             )
         encoder = self._make_encoder()
         if config.freeze_feature_encoder:
@@ -169,7 +169,7 @@ class FinetuningTask(Task):
         """Returns the configuration with the architecture of the initial model, and the parameter groups of the recipe.
 
         Raises:
-            UserError: ``model`` sets a size that is not the initial model's, or ``optimizer.groups`` other groups.
+            UserError: ``model`` changes a size of the initial model, or both ``optimizer.groups`` and the recipe set groups.
         """
         config = config.model_copy(update={"model": cls._resolve_model(config)})
         groups = config.encoder_groups()
@@ -195,7 +195,7 @@ class FinetuningTask(Task):
 
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
-        """See :class:`Task`: whether crops for testing, those of the plan's other splits, were pre-trained on."""
+        """See :class:`Task`: whether the model was pre-trained on test crops, that is, on the plan's other splits."""
         pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
         if pretraining_set is None or config.data.plan is None:
             return []
@@ -206,10 +206,10 @@ class FinetuningTask(Task):
                 continue
             num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
             if num_crops != 0:
-                crops = "perhaps crops" if num_crops is None else f"{num_crops} crops"
+                claim = "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {num_crops} crops"
                 notices.append(
-                    f"{config.init_from} was pre-trained on {crops} of split '{split}' of plan '{config.data.plan}', so scores "
-                    "on it will be too good: pre-train with a plan that holds them out"
+                    f"{config.init_from} {claim} of split '{split}' of plan '{config.data.plan}', so scores on it may be too "
+                    "high: pre-train with a plan that holds them out"
                 )
         return notices
 
@@ -232,7 +232,7 @@ class FinetuningTask(Task):
         return merge_lora({name.removeprefix(prefix): t for name, t in weights.items() if name.startswith(parts)})
 
     def exported_config(self, content: dict[str, Any]) -> ModelConfig:
-        """Returns the configuration of the trained model; ``content`` are the keys that depend on the task."""
+        """Returns the configuration of the trained model; ``content`` has the keys that depend on the task."""
         provenance = {
             "initial_model": self.config.init_from,
             "task": self.config.task.name,
@@ -261,13 +261,13 @@ def open_train_segments(
 ) -> CropStore:
     """Opens the segments of ``label_fraction`` of a split's patients.
 
-    The patients of a smaller fraction are among those of a larger one.
+    A smaller fraction's patients are a subset of any larger fraction's.
 
     Args:
         config: the run's configuration.
         dataset: the dataset.
         split: the split's name.
-        chosen: bool, for each crop of the split whether to use it; ``None``: all.
+        chosen: bool [crops of the split], which to use; ``None``: all.
     """
     store = CropStore(dataset, split, plan=config.data.plan, unit="segment", chosen=chosen)
     if config.label_fraction == 1:

@@ -39,7 +39,7 @@ class IdentificationLoss(nn.Module):
 
     Args:
         width: D.
-        num_patients: of the training split.
+        num_patients: number of patients in the training split.
         options: the task's options.
     """
 
@@ -71,7 +71,7 @@ class Pairs(NamedTuple):
 
 
 class IdentificationTask(FinetuningTask):
-    """Learns embeddings that tell patients apart; validation measures how many patients it finds among patients it never saw.
+    """Learns embeddings that tell patients apart; validation measures how well it identifies patients it has never seen.
 
     Args:
         config: the run's configuration, resolved.
@@ -101,7 +101,7 @@ class IdentificationTask(FinetuningTask):
 
     @classmethod
     def open_splits(cls, config: FinetuneConfig, dataset: Dataset) -> dict[str, Split]:
-        """See :class:`Task`: all segments of the training split, and of validation the crops that contain the pairs."""
+        """See :class:`Task`: all segments of the training split, and the validation crops that contain the pairs."""
         names = cls.split_names(config, dataset)
         stores = {"train": open_train_segments(config, dataset, names["train"])}
         if len(np.unique(stores["train"].patient)) < 2:
@@ -162,7 +162,7 @@ def find_pairs(patient: NDArray[Any], recording: NDArray[Any]) -> Pairs:
 
     Args:
         patient: [N], number of each segment's patient.
-        recording: [N], number of its recording.
+        recording: [N], number of each segment's recording.
     """
     _, first_of_recording = np.unique(np.stack([patient, recording]), axis=1, return_index=True)
     gallery, probe = _first_and_last(patient, np.sort(first_of_recording))

@@ -26,7 +26,7 @@ from engine.config.finetune import LabelOptions
 from engine.data.shared_arrays import Arrays, share_arrays
 
 _VERSION = 1  # of what is read from the tables
-# Of the values of all crops, which may be many; the second dtype is that of data_tools.labels.Labels.
+# Kind -> dtype in which the values of all crops are kept, small as there may be many, and dtype in data_tools.labels.Labels.
 _DTYPES: dict[Kind, tuple[type[np.generic], type[np.generic]]] = {
     "multilabel": (np.uint8, np.float32),
     "binary": (np.uint8, np.float32),
@@ -37,11 +37,11 @@ _DTYPES: dict[Kind, tuple[type[np.generic], type[np.generic]]] = {
 
 @dataclass(frozen=True)
 class CropLabels:
-    """The labels of the crops of a split, or of all.
+    """The labels of the crops of a split, or of a whole dataset.
 
     Attributes:
-        definition: what they mean.
-        is_labeled: bool [N].
+        definition: the definition of the labels.
+        is_labeled: bool [N], whether each crop has a label.
     """
 
     definition: LabelDefinition
@@ -58,7 +58,7 @@ def make_labeler(options: LabelOptions) -> Any:
     """Returns the source of labels that the options name.
 
     Raises:
-        LabelError: a table that cannot be used.
+        LabelError: the table cannot be used.
     """
     if options.scheme == "cinc2021":
         return CodeLabeler(cinc2021())
@@ -72,8 +72,8 @@ def read_labels(dataset: Dataset, options: LabelOptions, splits: Sequence[str | 
     """Returns the labels of the crops of each split, or for ``None`` of all, in the order of samples.parquet.
 
     Raises:
-        LabelError: a table that cannot be used.
-        DatasetError: an unknown split, or a table of the dataset that cannot be read.
+        LabelError: the table cannot be used.
+        DatasetError: a split is unknown, or a table of the dataset cannot be read.
     """
 
     def make() -> Arrays:
@@ -100,9 +100,9 @@ def read_labels(dataset: Dataset, options: LabelOptions, splits: Sequence[str | 
 
 
 def _identify_table(options: LabelOptions) -> list[int] | None:
-    """Returns what changes whenever the table does, without reading it."""
+    """Returns values that change whenever the table does, without reading it."""
     if options.table is None or not options.table.exists():
         return None
     status = options.table.stat()
-    # No program can set the last one, the time at which the file was changed.
+    # No program can set the last one, the time of the file's last change.
     return [status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns]

@@ -19,6 +19,8 @@ from engine import evaluation
 from engine.config import FinetuneConfig
 from engine.config.finetune import LabelOptions
 from engine.data import Batch, CropStore, Split
+from engine.evaluation.arrays import mean_by_group
+from engine.evaluation.thresholds import DEFAULT_THRESHOLD
 from engine.models import ClassificationHead, save
 from engine.options import UserError
 from engine.tasks.evaluators import Evaluator, PredictionEvaluator, Predictions
@@ -43,7 +45,7 @@ class LabelLoss(nn.Module):
     Args:
         definition: the labels.
         options: the task's options.
-        train_labels: labels of the training samples, for class weights and standardization; ``None``: without these.
+        train_labels: labels of the training samples, for class weights and standardization; ``None``: neither.
     """
 
     weights: Tensor | None
@@ -87,15 +89,15 @@ class LabelTask(FinetuningTask):
 
     Args:
         config: the run's configuration, resolved.
-        splits: the training and, if there is one, the validation split with their labels; ``None``: labels without
-            statistics, as for a trial of memory.
+        splits: the training and, if there is one, the validation split with their labels; ``None``: no
+            statistics of the labels, as in a memory trial.
     """
 
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         options: Any = config.task
         self._options: LabelOptions = options
         split = None if splits is None else splits["train"]
-        known = None if split is None else split.definition  # without reading the table once more
+        known = None if split is None else split.definition  # avoids reading the table again
         self.definition: LabelDefinition = known or make_labeler(self._options).definition
         self._train_labels = None if split is None else split.labels
         self._last: tuple[NDArray[Any], NDArray[Any]] | None = None
@@ -155,7 +157,7 @@ class LabelTask(FinetuningTask):
         content = {"kind": "classifier", "labels": definition.classes, "label_definition": definition}
         tensors = self.exported_tensors(weights)
         if definition.kind == "regression":
-            # The model in the folder gives values in their own unit.
+            # The exported model predicts values in their own unit.
             mean, deviation = (getattr(self.model.loss, name).cpu() for name in ("mean", "deviation"))
             tensors["head.projection.weight"] = tensors["head.projection.weight"] * deviation[:, None]
             tensors["head.projection.bias"] = tensors["head.projection.bias"] * deviation + mean
@@ -174,10 +176,7 @@ class LabelTask(FinetuningTask):
             predictions: ``predicted`` [N, C], ``label`` [N, ...] and ``recording`` [N] of all samples.
         """
         groups = np.column_stack([predictions["recording"], predictions["label"]])
-        _, first, group = np.unique(groups, axis=0, return_index=True, return_inverse=True)
-        sums = np.zeros((len(first), predictions["predicted"].shape[1]))
-        np.add.at(sums, group, predictions["predicted"].astype(np.float64))
-        means = sums / np.bincount(group)[:, None]
+        means, first = mean_by_group(predictions["predicted"], groups)
         labels = predictions["label"][first]
         self._last = (labels, means)
         computed = make_metrics(self.definition, labels, means)
@@ -185,13 +184,13 @@ class LabelTask(FinetuningTask):
 
 
 def make_metrics(definition: LabelDefinition, labels: NDArray[Any], predicted: NDArray[Any]) -> evaluation.Metrics:
-    """Returns the metrics for labels [N, ...] and predictions [N, C] of a kind of label."""
+    """Returns the metrics of predictions [N, C] for labels [N, ...], by the kind of label."""
     if definition.kind == "multiclass":
         return evaluation.MulticlassMetrics(labels.astype(np.int64), predicted, definition.classes)
     if definition.kind == "regression":
         return evaluation.RegressionMetrics(labels, predicted, definition.classes)
     rewards = evaluation.load_rewards(definition.codes) if definition.name == "cinc2021" and definition.codes else None
-    thresholds = 0.5 if definition.thresholds is None else definition.thresholds
+    thresholds = DEFAULT_THRESHOLD if definition.thresholds is None else definition.thresholds
     return evaluation.MultilabelMetrics(labels, predicted, thresholds, definition.classes, rewards)
 
 

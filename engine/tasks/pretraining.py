@@ -33,6 +33,7 @@ class PretrainingTask(Task):
 
     Args:
         config: the run's configuration.
+        splits: see :class:`Task`.
     """
 
     config_class = PretrainConfig
@@ -97,7 +98,7 @@ class PretrainingTask(Task):
             yield
 
     def derive_metrics(self, means: Mapping[str, float]) -> dict[str, float]:
-        """See :class:`Task`; of a mixture, adds the loss of each dataset that has a sample in the batch."""
+        """See :class:`Task`; for a mixture, adds the loss of each dataset that has a sample in the batch."""
         return divide_by_shares(means)
 
     def after_step(self, model: Any, step: int) -> None:

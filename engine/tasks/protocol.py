@@ -49,7 +49,7 @@ class StepOutput(NamedTuple):
     loss: Tensor
     """fp32 scalar; its mean over ranks is the loss of the global batch."""
     metrics: Mapping[str, Tensor]
-    """Detached fp32 scalars; their means over ranks are those of the global batch."""
+    """Detached fp32 scalars; averaged over ranks, they are the metrics of the global batch."""
     predictions: Mapping[str, Tensor] = {}
     """Per-sample outputs [N, ...] for evaluators that need all of them."""
 
@@ -63,7 +63,7 @@ class Task(ABC):
         config_class: class of the task's configuration.
         name: the task's name in messages.
         model: the module that is trained; DeepSpeed wraps it.
-        pair: which two segments of a crop a sample holds.
+        pair: which segments of a crop a sample holds.
         needs_first_pass: whether a step of several micro-batches passes over them twice, see :meth:`first_pass`.
         needs_statistics: whether batches must contain the statistics of the leads.
         exports_model: whether a run ends with a model's folder, see :meth:`export`.
@@ -83,7 +83,7 @@ class Task(ABC):
 
         Args:
             config: the run's configuration.
-            splits: the data; ``None``: not known, as for a trial of memory or a measurement.
+            splits: the data; ``None`` if they are not needed, as in a memory trial or a measurement.
         """
 
     @classmethod
@@ -103,7 +103,7 @@ class Task(ABC):
 
     @staticmethod
     def split_names(config: RunConfig, dataset: Dataset) -> dict[str, str]:
-        """Returns the names that the dataset or plan has for ``train`` and, unless it does not have one, ``valid``."""
+        """Returns the names of the dataset's or plan's splits for ``train`` and, if there is one, ``valid``."""
         plan = config.data.plan
         names = {"train": config.data.training_split}
         # A build with --valid-fraction 0 has the split, but no crops in it.
@@ -144,7 +144,7 @@ class Task(ABC):
         """
 
     def first_pass(self) -> AbstractContextManager[None]:
-        """Encloses a pass over a step's micro-batches without gradient, before the one with; if :attr:`needs_first_pass`."""
+        """Encloses the first, gradient-free pass over a step's micro-batches; only called if :attr:`needs_first_pass`."""
         raise NotImplementedError
 
     def after_step(self, model: Any, step: int) -> None:  # noqa: B027 -- most tasks need none
@@ -152,11 +152,11 @@ class Task(ABC):
 
         Args:
             model: DeepSpeed's engine.
-            step: number of the step that is done, from 0.
+            step: number of the finished step, from 0.
         """
 
     def derive_metrics(self, means: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics of a training step to log, from the means over ranks and micro-batches of its metrics."""
+        """Returns the metrics of a training step to log, from the means of its metrics over ranks and micro-batches."""
         return dict(means)
 
     @abstractmethod
@@ -172,7 +172,7 @@ class Task(ABC):
 
         Args:
             folder: a new folder.
-            weights: tensors of :attr:`model` by name, of the best checkpoint, which was evaluated last.
+            weights: the tensors of :attr:`model` by name, from the best checkpoint, which was the last to be evaluated.
         """
         raise NotImplementedError
 

@@ -35,8 +35,8 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     """
     if config.train.micro_batch_size != "auto":
         config.train.micro_batches(ranks.world_size)  # reports mistakes before anything slow
-    check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     config = task_class.resolve_config(config)
+    check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     sources = open_sources(config, ranks)
     splits = open_splits(config, sources, task_class)
     notices = [text for source in sources for text in task_class.notices(source.config, source.dataset)]

@@ -13,8 +13,9 @@ import json
 import math
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -38,7 +39,7 @@ class Checkpoints:
     Args:
         folder: the checkpoints' folder; created if necessary.
         ranks: all ranks call every method together.
-        keep_last: number of latest checkpoints to keep.
+        keep_last: number of most recent checkpoints to keep.
         keep_best: whether the best validation score to keep is the lowest ("min") or the highest ("max"); ``None``: the best
             checkpoint is not kept.
         background: whether a thread writes the checkpoints from a copy while training continues.
@@ -137,7 +138,7 @@ class Checkpoints:
         """Returns the checkpoint with the best validation score, or the newest one if the best is not kept; verified."""
         if self._keep_best is None:
             return self.newest()
-        path: Path | None = self._ranks.on_main_rank(lambda: self._find_best({p: read_info(p) for p in self._saved()}))
+        path: Path | None = self._ranks.on_main_rank(lambda: self._find_best(_read_intact(self._saved())))
         return self.newest() if path is None else (path, self.read(path))
 
     def last_step(self) -> int | None:
@@ -195,14 +196,8 @@ class Checkpoints:
         self._prune(target)
 
     def _prune(self, newest: Path) -> None:
-        infos: dict[Path, CheckpointInfo] = {}
-        for path in self._saved():
-            if path.name > newest.name:
-                continue  # damaged and skipped by newest(): must not displace the intact ones before it
-            try:
-                infos[path] = read_info(path)
-            except UserError:
-                continue  # damaged: neither removed nor counted
+        # Newer ones are damaged, and were skipped by newest(): they must not displace the intact ones before them.
+        infos = _read_intact(path for path in self._saved() if path.name <= newest.name)
         keep = set(list(infos)[-self._keep_last :])
         best = self._find_best(infos)
         if best is not None:
@@ -218,7 +213,7 @@ class Checkpoints:
         if self._keep_best is None or not scored:
             return None
         choose = min if self._keep_best == "min" else max
-        return choose(scored, key=lambda item: item[0])[1]  # of equal scores the first, as for early stopping
+        return choose(scored, key=lambda item: item[0])[1]  # the first of equal scores, as for early stopping
 
     def _saved(self) -> list[Path]:
         """Returns the folders of all checkpoints in the order of their steps; warns of anything else."""
@@ -232,6 +227,15 @@ class Checkpoints:
     def _remove_partial(self) -> None:
         for path in self.folder.glob(f"{_PARTIAL}*"):
             shutil.rmtree(path)
+
+
+def _read_intact(paths: Iterable[Path]) -> dict[Path, CheckpointInfo]:
+    """Reads the descriptions of checkpoints; leaves out those whose description is damaged."""
+    infos = {}
+    for path in paths:
+        with suppress(UserError):
+            infos[path] = read_info(path)
+    return infos
 
 
 def read_checkpoint(path: Path) -> CheckpointInfo:

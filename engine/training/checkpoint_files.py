@@ -3,7 +3,7 @@
     weights-00000.safetensors      NAME -> fp32 [K]: a slice of the flattened parameter
     optimizer-00000.safetensors    NAME.exp_avg, NAME.exp_avg_sq -> fp32 [K]: AdamW's moments of the same slice
 
-The number is that of the rank. ``checkpoint.json`` says which slices a part holds, so that any number of ranks with any ZeRO
+The number is the rank. ``checkpoint.json`` says which slices a part holds, so that any number of ranks with any ZeRO
 stage can read what they need.
 """
 
@@ -27,7 +27,7 @@ from engine.options import UserError
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 _Offset = Annotated[int, Field(strict=True, ge=0)]
-# Of every parameter in a part: start and stop in the flattened parameter.
+# Name of a parameter -> start and stop of the part's slice in the flattened parameter.
 Part = dict[str, tuple[_Offset, _Offset]]
 
 
@@ -63,7 +63,7 @@ class ParameterSlice(NamedTuple):
         return ParameterSlice(self.name, self.start, self.weight.to("cpu", copy=True), moments)
 
 
-# Which part of a stored tensor is read, and the length of the whole tensor.
+# The part of a stored tensor to read, and the length of the whole tensor.
 _Window = tuple[slice, int]
 
 
@@ -135,7 +135,7 @@ def compare_file(path: Path, expected: FileDescription) -> str | None:
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor]) -> FileDescription:
-    """Writes a safetensors file, one tensor after another, and hashes the bytes on the way."""
+    """Writes a safetensors file, one tensor after another, and hashes the bytes as it writes."""
     header, offset = {}, 0
     for name, tensor in tensors.items():
         assert tensor.dtype == torch.float32, name

@@ -44,7 +44,7 @@ class CheckpointInfo:
         best_score: best validation score of the run so far.
         num_worse: evaluations since the one with the best score.
         versions: versions of the packages that wrote the checkpoint.
-        parts: of each rank, the slices that its files hold.
+        parts: for each rank, the slices that its files hold.
         files: name -> description of every other file.
     """
 

@@ -75,7 +75,7 @@ class Source:
 
 
 def make_loaders(config: RunConfig, sources: Sequence[Source], splits: dict[str, Split], ranks: Ranks, task: Task) -> RunData:
-    """Makes a task's loaders of this rank; ``train.micro_batch_size=auto`` must have been resolved.
+    """Makes a task's loaders for this rank; ``train.micro_batch_size=auto`` must have been resolved.
 
     Raises:
         UserError: the loader is not installed, or its options do not fit together.
@@ -113,7 +113,7 @@ def make_order(config: RunConfig, store: SampleStore, *, is_training: bool) -> O
 
 
 def open_sources(config: RunConfig, ranks: Ranks) -> list[Source]:
-    """Opens the datasets; with ``data.verify=hash`` it verifies the shards that were not verified before, shared by the ranks.
+    """Opens the datasets; with ``data.verify=hash`` the ranks divide up the shards not verified before and verify them.
 
     Raises:
         UserError, DatasetError: a dataset is missing or damaged.
@@ -127,7 +127,7 @@ def open_sources(config: RunConfig, ranks: Ranks) -> list[Source]:
     entries = [(each.weight, data.of_dataset(each)) for each in data.datasets] or [(1.0, data)]
     paths = [str(own.path) for _, own in entries]
     cache = cache_options(data.cache, data.cache_gb)
-    # Machines may have copies of their own; the hashes below are shared by all ranks, as if they did not.
+    # Machines may have copies of their own; the hashing below is divided among all ranks, as if there were one copy.
     opened: list[Dataset] = ranks.on_each_machine(lambda: [Dataset.open(path, cache) for path in paths])
     fingerprints = ranks.gather([dataset.fingerprint for dataset in opened])
     for number, path in enumerate(paths):

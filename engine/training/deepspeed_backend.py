@@ -89,7 +89,7 @@ class DeepSpeedBackend:
         return owned_slices(self.model, self._ranks.rank, self._ranks.world_size)
 
     def load(self, read: Callable[[Sequence[ParameterSlice]], None], count: int) -> None:
-        """Loads weights and optimizer state; the optimizer's options stay those of this run.
+        """Loads weights and optimizer state; the optimizer keeps this run's options.
 
         Args:
             read: fills the slices that it is called with.
@@ -100,11 +100,11 @@ class DeepSpeedBackend:
         refresh_weights(self.model)
 
     def destroy(self) -> None:
-        """Frees what DeepSpeed holds; for processes that build several backends."""
+        """Frees DeepSpeed's memory; for processes that build several backends."""
         self.model.destroy()
 
     def _gradient_norm(self) -> Tensor:
-        """The norm of the gradients, averaged over ranks; does not wait for the device."""
+        """Returns the norm of the gradients, which are averaged over ranks; does not wait for the device."""
         if not self.stage:
             return _norm(parameter.grad for parameter in self.model.module.parameters())
         # With ZeRO each rank holds a part. DeepSpeed's own function copies a number to the device and waits for it.
@@ -127,7 +127,7 @@ def deepspeed_config(config: RunConfig, world_size: int) -> dict[str, Any]:
     """Returns the configuration of :func:`deepspeed.initialize`.
 
     Parameters stay in fp32 and the model itself computes in ``train.precision``, so that every ZeRO stage, with and without
-    accumulation, has the same arithmetic; hence there is no ``bf16`` section.
+    accumulation, has the same arithmetic; so there is no ``bf16`` section.
     """
     micro_batch_size, num_micro_batches = config.train.micro_batches(world_size)
     zero: dict[str, Any] = {"stage": config.zero.stage}

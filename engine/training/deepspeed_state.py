@@ -4,7 +4,7 @@ DeepSpeed 0.19 keeps them in flat fp32 tensors, each updated by AdamW as one par
 
     ZeRO 0      every parameter is its own; all ranks hold the same
     ZeRO 1, 2   one tensor per parameter group: the group's parameters end to end, cut into equal pieces, one per rank
-    ZeRO 3      one or more tensors per group: of each parameter this rank's piece, the last rank's padded
+    ZeRO 3      one or more tensors per group: this rank's piece of each parameter, the last rank's padded
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ def owned_slices(engine: Any, rank: int, world_size: int) -> list[ParameterSlice
 
 
 def num_updates(engine: Any) -> int:
-    """Returns how often AdamW has updated the parameters: all of them equally often."""
+    """Returns the number of AdamW's updates, which is the same for all parameters."""
     counts = {int(state["step"]) for state in _adamw(engine).state.values()}
     assert len(counts) <= 1, counts
     return counts.pop() if counts else 0
@@ -113,7 +113,7 @@ def _adamw(engine: Any) -> torch.optim.Optimizer:
 
 
 def _moments(engine: Any, parameter: Tensor) -> dict[str, Tensor]:
-    """Returns AdamW's moments of a tensor that it updates; before its first update, which would make them, new ones."""
+    """Returns AdamW's moments of a tensor that it updates; creates them if it has not been updated yet."""
     state = _adamw(engine).state[parameter]
     if not state:
         state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)

@@ -25,8 +25,9 @@ class Ranks:
     rank: int
     world_size: int
     device: torch.device
-    group: dist.ProcessGroup | None = None  # of the methods that exchange Python objects; None: the default group
+    group: dist.ProcessGroup | None = None  # for the methods that exchange Python objects; None: the default group
     machine: dist.ProcessGroup | None = None  # the ranks of this rank's machine; None: all are on it
+    has_launcher: bool = False  # whether a launcher started this process, which must not outlive it
 
     @property
     def is_main(self) -> bool:
@@ -34,7 +35,7 @@ class Ranks:
         return self.rank == 0
 
     def with_own_group(self) -> "Ranks":
-        """Returns these ranks with a process group of their own, for the use in another thread than the training's."""
+        """Returns these ranks with a process group of their own, for use in a thread other than the training thread."""
         return replace(self, group=dist.new_group(backend="gloo"))
 
     def gather(self, value: Any) -> list[Any]:
@@ -85,7 +86,7 @@ def _attempt(compute: Callable[[], Any]) -> tuple[Any, ValueError | None]:
         return None, error
     except OSError as error:
         where = "" if error.filename is None else f"{error.filename}: "
-        return None, UserError(f"{where}{error.strerror}: fix this and run again")
+        return None, UserError(f"{where}{error.strerror or error}: fix this and run again")
 
 
 def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks:
@@ -99,7 +100,8 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         UserError: the launcher's port is in use.
     """
     os.environ["DS_ACCELERATOR"] = device.type  # before DeepSpeed is imported
-    if "RANK" not in os.environ:
+    has_launcher = "RANK" in os.environ
+    if not has_launcher:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
     local_rank = int(os.environ["LOCAL_RANK"])
@@ -110,11 +112,12 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         # The ranks of one machine share its cores; with more threads than cores they would wait for each other.
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size()))
     _init_deepspeed(device, timedelta(minutes=_COLLECTIVE_TIMEOUT_FACTOR * timeout_minutes))
-    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), device=device, machine=make_machine_group())
+    machine = make_machine_group()
+    return Ranks(dist.get_rank(), dist.get_world_size(), device, machine=machine, has_launcher=has_launcher)
 
 
 def local_world_size() -> int:
-    """Returns the number of ranks on this machine, as the launcher says."""
+    """Returns the number of ranks on this machine, according to the launcher."""
     return int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE") or 1)  # torchrun, deepspeed
 
 
@@ -157,9 +160,9 @@ def destroy_process_group() -> None:
 def exit_process(status: int) -> NoReturn:
     """Ends this process at once, without Python's shutdown.
 
-    Every program that has called :func:`init_distributed` ends like this. After success: one of gloo's threads may still hold a
+    Every program that has called :func:`init_distributed` ends like this. After success, one of gloo's threads may still hold a
     tensor of the last collective, and dies with SIGABRT if it asks for the interpreter during shutdown. After an error that the
-    other ranks do not have: they may be waiting for this rank in a collective, and destroying an NCCL group in an orderly way
+    other ranks do not have, they may be waiting for this rank in a collective, and destroying an NCCL group in an orderly way
     waits for them, so that all would wait until the timeout; this way the launcher sees the exit status and ends the others.
     """
     sys.stdout.flush()

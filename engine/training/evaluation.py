@@ -53,8 +53,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns a task's metrics over the validation split, the same on every rank; random draws are the same in every call.
 
-    The last global batch is filled up with samples from the beginning of the split, as all batches have the same size. Of a
-    mixture each dataset is evaluated on its own: its metrics are METRIC/DATASET, and METRIC is their mean, weighted as in
+    The last global batch is filled up with samples from the beginning of the split, as all batches have the same size. Each
+    dataset of a mixture is evaluated on its own: its metrics are METRIC/DATASET, and METRIC is their mean, weighted as in
     training.
 
     Args:
@@ -84,7 +84,7 @@ def evaluate(
     if not isinstance(store, MixtureStore):
         return evaluate_section(0, store.num_samples)
     sections = [evaluate_section(number * SECTION_SIZE, each.num_samples) for number, each in enumerate(store.stores)]
-    # Without a dataset that is also trained on, all count the same.
+    # If none of the datasets is trained on, all count equally.
     weights = store.num_per_epoch if any(store.num_per_epoch) else [1] * len(sections)
     total = sum(weights)
     means = {

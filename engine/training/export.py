@@ -12,7 +12,7 @@ MODEL_FOLDER = "model"
 
 
 def export_model(trainer: Trainer) -> None:
-    """Loads the best checkpoint, evaluates it, and writes it to ``OUTPUT_DIR/model``, which it replaces.
+    """Loads the best checkpoint, evaluates it, and writes it to ``OUTPUT_DIR/model``, replacing what is there.
 
     All ranks call this together after the last step; the trainer cannot train afterwards.
 

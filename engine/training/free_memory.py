@@ -22,7 +22,7 @@ def free_memory_bytes(root: Path = Path("/")) -> int:
 
 
 def _free_in_control_groups(root: Path) -> Iterator[int]:
-    """Yields the free bytes of this process's control groups and of those that contain them, if they have a limit."""
+    """Yields the free bytes of this process's control groups and their parents, where they have a limit."""
     groups = root / "proc/self/cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else []:
         _, controllers, path = line.split(":", 2)

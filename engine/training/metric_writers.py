@@ -24,7 +24,7 @@ Row = Mapping[str, float | int | str]
 
 # Validation metrics that the terminal shows besides the loss.
 _SHOWN_SCORES = ("auroc_macro", "challenge_score", "balanced_accuracy", "mae", "rank1")
-# The speed on the terminal is the mean over so many rows.
+# The speed on the terminal is the mean over this many rows.
 _ROWS_OF_SPEED = 20
 ACCURACY, CHANCE = "accuracy_", "chance_"
 
@@ -42,7 +42,7 @@ class MetricWriter(Protocol):
 def make_metric_writers(config: RunConfig, first_step: int, num_steps: int) -> list[MetricWriter]:
     """Opens the metric writers of a run; main rank only.
 
-    Rows of steps after ``first_step``, of a run that died after them, are dropped.
+    Rows of steps after ``first_step``, which a run that died left behind, are dropped.
     """
     terminal = (
         ProgressBar(first_step, num_steps)
@@ -167,7 +167,7 @@ class _Status:
 
 
 def select(row: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Returns the metrics whose names have a prefix, without it; but none of a single dataset, "NAME/DATASET"."""
+    """Returns the metrics with a prefix, by the rest of their names; leaves out those of one dataset, "NAME/DATASET"."""
     return {name.removeprefix(prefix): value for name, value in row.items() if name.startswith(prefix) and "/" not in name}
 
 
@@ -184,7 +184,7 @@ def _validation(row: Row) -> str:
 
 
 class CollapseWarning:
-    """Warns once if segments of different patients stay alike to a global objective, whose loss stays at chance."""
+    """Warns once if a global objective keeps embedding different patients alike, with its loss at chance."""
 
     PATIENCE = 500  # steps
     COSINE = 0.98
@@ -195,7 +195,7 @@ class CollapseWarning:
         self._has_warned = False
 
     def write(self, kind: str, row: Row) -> None:
-        """Looks at a row of training metrics."""
+        """Checks a row of training metrics."""
         if kind != "train" or "cosine_patients" not in row or self._has_warned:
             return
         cosine, loss, chance = (float(row[name]) for name in ("cosine_patients", "loss_global", "uniform_loss_global"))
@@ -208,8 +208,8 @@ class CollapseWarning:
             self._has_warned = True
             _logger.warning(
                 "the global objective has learned nothing for %d steps: segments of different patients are alike (mean cosine "
-                "%.3f) and its loss is at chance (%.2f, chance %.2f). It may begin later; model.norm=group_norm, fewer or "
-                "weaker data.augmentations, or another learning rate may help",
+                "%.3f) and its loss is at chance (%.2f, chance %.2f). Learning may begin later; model.norm=group_norm, fewer "
+                "or weaker data.augmentations, or another learning rate may help",
                 self.PATIENCE,
                 cosine,
                 loss,

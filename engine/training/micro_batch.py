@@ -46,8 +46,8 @@ def resolve_micro_batch_size(
 ) -> tuple[RunConfig, str]:
     """Replaces ``auto`` by a number; returns any other configuration unchanged.
 
-    A run that resumes keeps the number of samples that all ranks process together at a time, and therefore its losses; with
-    another number of ranks, as long as they fit into memory.
+    A run that resumes keeps the number of samples that all ranks together process at a time, and therefore its losses; with a
+    different number of ranks, only if they fit into memory.
 
     Args:
         config: the run's configuration.
@@ -96,9 +96,9 @@ def divisors(number: int) -> Sequence[int]:
 
 
 def _previous_size(resumed: CheckpointInfo, batch_size: int, world_size: int) -> int | None:
-    """Returns the size with which all ranks together process as many samples at a time as in the run that is resumed.
+    """Returns the size with which all ranks together process as many samples at a time as the resumed run did.
 
-    ``None``: that run had another batch size, or the ranks cannot share its micro-batches evenly.
+    ``None`` if that run had another batch size, or the ranks cannot share its micro-batches evenly.
     """
     train = resumed.config.get("train")
     if not isinstance(train, dict) or train.get("batch_size") != batch_size:
@@ -115,8 +115,8 @@ class _Trial:
 
     Attributes:
         free: free bytes.
-        limit: bytes that a micro-batch may take, with all that the run allocates besides.
-        num_bytes: returns these bytes for a size; infinity if it does not fit.
+        limit: most bytes that a micro-batch may take, together with everything else that the run allocates.
+        num_bytes: returns these bytes for a micro-batch size; infinity if it does not fit.
     """
 
     free: float
@@ -135,7 +135,7 @@ def _make_trial(config: RunConfig, make_task: Callable[[], Task], device: torch.
 
 
 def _bytes_on_gpu(task: Task, config: RunConfig, size: int, device: torch.device) -> float:
-    """Runs a micro-batch; returns its memory with what the run allocates besides."""
+    """Runs a micro-batch; returns its memory plus what else the run allocates."""
     _free_trial_memory(device)
     try:
         _forward_and_backward(task, config, size, device)
@@ -166,7 +166,7 @@ def _num_parameters(model: nn.Module) -> int:
 
 
 def count_bytes(make_task: Callable[[], Task], config: RunConfig, size: int) -> int:
-    """Counts the memory of a run's tensors on a CPU: the peak of a micro-batch, and what the run allocates besides.
+    """Counts the memory of a run's tensors on a CPU: the peak of a micro-batch, plus what else the run allocates.
 
     Nothing is computed: fake tensors report the sizes.
 

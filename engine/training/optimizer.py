@@ -28,7 +28,7 @@ def make_optimizer(model: nn.Module, options: OptimizerOptions) -> tuple[torch.o
         The optimizer, and the options of its groups in the same order.
 
     Raises:
-        UserError: a group that matches no parameter.
+        UserError: a group matches no parameter.
     """
     parameters = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     parts = split_parameters(list(parameters), options)
@@ -48,7 +48,7 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
     """Returns the names of the parameters of each group, in the model's order, and the group's options.
 
     Raises:
-        UserError: a group that matches no parameter.
+        UserError: a group matches no parameter.
     """
     rest, parts = list(names), []
     for group in options.groups:

@@ -32,15 +32,15 @@ Prepare = Callable[[Any, Ranks], tuple[type[Task], Any]]
 
 
 def run_script(task_class: type[Task], *, prog: str, description: str, example: str, prepare: Prepare | None = None) -> int:
-    """Trains a task as the command line says.
+    """Trains a task as specified on the command line.
 
     Args:
         task_class: the task; ``task_class.config_class`` is the class of its configuration.
         prog: name of the script.
         description: one line for ``--help``.
         example: an example command for ``--help``.
-        prepare: chooses the task by the configuration, and may change the configuration; all ranks call it together, after the
-            run's folder was locked. ``None``: the task is ``task_class``.
+        prepare: chooses the task from the configuration, and may change the configuration; all ranks call it together, after
+            the run's folder has been locked. ``None``: the task is ``task_class``.
 
     Returns:
         The exit status: 0 after success, 2 after a user's mistake, 143 after a signal and a saved checkpoint. After errors
@@ -103,7 +103,7 @@ def _fail(program: str, error: Exception | str, *, report: bool = True) -> int:
 
 
 def _wait_for_rank_0() -> None:
-    """Lets rank 0 report an error of all ranks before this rank exits, whereupon the launcher stops the others."""
+    """Gives rank 0 time to report an error of all ranks: when this rank exits, the launcher stops the others."""
     if not _is_main_rank():
         time.sleep(_SECONDS_TO_REPORT)
 
@@ -153,8 +153,8 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
 def lock_run_folder(folder: Path) -> TextIO:
     """Creates the folder and locks it while the returned file is open; the process's exit releases the lock.
 
-    Two runs in one folder would remove each other's checkpoints and lines of ``metrics.jsonl``: for example a run that a
-    scheduler started twice, or ranks that survived their launcher.
+    Two runs in one folder would remove each other's checkpoints and lines of ``metrics.jsonl``. It happens if a scheduler
+    starts a run twice, or if ranks survive their launcher.
 
     Raises:
         UserError: the folder cannot be created or written to, or another run holds the lock.

@@ -1,6 +1,6 @@
 """Notices shards that change during a run.
 
-The check before the first step trusts the size and time of a shard that was hashed before, and sees nothing that happens later.
+The check before the first step trusts the size and time of a shard that was hashed before, and misses what happens later.
 Checking every crop as it is read would halve the speed of the reader (benchmarks/NOTES.md).
 """
 
@@ -32,7 +32,10 @@ class ShardWatch:
         threading.Thread(target=self._hash, name="shard-watch", daemon=True).start()
 
     def advance(self, epochs: float) -> None:
-        """Lets the thread hash that fraction of the shards; does not wait for it.
+        """Lets the thread hash the shards that are due after a step; does not wait for it.
+
+        Args:
+            epochs: length of the step, as a fraction of an epoch.
 
         Raises:
             RankError: a shard has changed.

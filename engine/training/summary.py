@@ -19,7 +19,7 @@ from engine.training.trainer import Trainer
 
 # The paper's length of pre-training: times are given for it so that runs of any length can be compared.
 _PAPER_EPOCHS = 200
-_VALIDATION = "masked and augmented as in training, without dropout"
+_VALIDATION = "augmentations and masks as in training, without dropout"
 # Panels of the plot besides the losses and accuracies.
 _PANELS = ("code_perplexity", "cosine_patients", "learning_rate", "gradient_norm")
 
@@ -29,7 +29,7 @@ class Summary:
     """The results of a run.
 
     Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
-    last ``num_averaged`` rows, a tenth of them.
+    last ``num_averaged`` rows, a tenth of the run each.
     """
 
     steps: int

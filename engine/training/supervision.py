@@ -25,16 +25,19 @@ class StopRequest:
 
     SIGTERM, SIGINT and SIGUSR1, which job schedulers send before a time limit, are reasons, and so is the end of the launcher.
 
+    Args:
+        has_launcher: whether a launcher started this process. Without one, the parent, such as a shell, may end.
+
     Attributes:
         reason: why the run should stop, as a clause, or ``None``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_launcher: bool) -> None:
         self.reason: str | None = None
         self._interrupted = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._record)
-        if "LOCAL_RANK" in os.environ and os.getppid() > 1:
+        if has_launcher and os.getppid() > 1:
             is_gone = _watch_launcher()
             threading.Thread(target=self._wait_for, args=(is_gone,), name="launcher-watch", daemon=True).start()
 
@@ -43,7 +46,7 @@ class StopRequest:
         # more as SIGTERM, so only a second SIGINT counts.
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._interrupted = number == signal.SIGINT
+        self._interrupted = self._interrupted or number == signal.SIGINT
         self.reason = f"the run received {signal.Signals(number).name}"
 
     def _wait_for(self, is_gone: Callable[[], bool]) -> None:

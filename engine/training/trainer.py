@@ -46,7 +46,7 @@ class _InFlightStep(NamedTuple):
 
 @dataclass
 class RunState:
-    """The trainer's state besides weights, optimizer and loader.
+    """The trainer's state apart from weights, optimizer and loader.
 
     Attributes:
         step: number of finished steps.
@@ -95,9 +95,9 @@ class Trainer:
         self.flops_per_step = config.train.batch_size * task.flops_per_sample()
         self.peak_flops = sum(ranks.gather(measure_peak_flops(ranks.device, DTYPES[config.train.precision])))
         self._score = task.score(config)
-        self._stop = StopRequest()
+        self._stop = StopRequest(has_launcher=ranks.has_launcher)
         self._watchdog = Watchdog(f"rank {ranks.rank}", 60 * config.train.timeout_minutes)
-        self._data_wait_seconds = 0.0  # of the present step
+        self._data_wait_seconds = 0.0  # of the current step
         self._in_flight: _InFlightStep | None = None
 
     def run(self) -> None:
@@ -141,7 +141,7 @@ class Trainer:
         return evaluate(self.config, self.task, self.backend.model, self.data, self.ranks, on_batch=self._watchdog.progress)
 
     def _update_best(self, score: float | None) -> bool:
-        """Returns whether a score is the best so far; after too many in a row that are not, this step becomes the last."""
+        """Returns whether a score is the best so far; after ``patience`` evaluations in a row that are not, ends the run."""
         if score is not None and self._score.is_better(score, self.state.best_score):
             self.state.best_score, self.state.num_worse = score, 0
             return True

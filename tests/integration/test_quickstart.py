@@ -75,7 +75,7 @@ def test_the_commands_of_the_readme(simulated_dataset: Path, tmp_path: Path) -> 
     for command in (pretrain, finetune, evaluate, predict, report):
         run_script(command, folder)
     messages = (folder / "output.txt").read_text()
-    assert "was pre-trained on" not in messages, "the test split was held out"
+    assert "pre-trained on" not in messages, "the test split was held out"
     html = (folder / "report.html").read_text()
     for title in ("Run runs/pretrained", "Run runs/diagnosis", "Evaluation runs/diagnosis/evaluation"):
         assert f">{title}</h2>" in html

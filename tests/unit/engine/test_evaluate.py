@@ -141,7 +141,7 @@ def test_crops_that_a_model_was_pretrained_on_are_reported(run: Run, dataset: Pa
 def test_identification(run: Run, dataset: Path, tmp_path: Path) -> None:
     status, out, err = run("encoder", "--identify", "--bootstrap", 20, "-o", tmp_path / "out")
     assert (status, err) == (0, [])
-    assert "rank-1 by patients in the gallery" in out
+    assert "rank-1 by gallery size" in out
     row = rows_of(tmp_path / "out" / "evaluation.json")["encoder", "embedding", 12, "segment"]
     with np.load(tmp_path / "out" / row["predictions"], allow_pickle=False) as arrays:
         gallery, probe = (values / np.linalg.norm(values, axis=1)[:, None] for values in (arrays["gallery"], arrays["probe"]))

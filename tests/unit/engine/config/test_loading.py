@@ -231,6 +231,20 @@ def test_an_override_without_effect_is_reported() -> None:
     assert notices == ["'zero.overlap_comm=false' has no effect: zero.stage=0 partitions nothing"]
 
 
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        (["mode=full", "lora_rank=4"], "lora_rank"),
+        (["mode=head", "freeze_feature_encoder=true"], "freeze_feature_encoder"),
+        (["zero.stage=3", "zero.allgather_bucket_size=1000"], "zero.allgather_bucket_size"),
+    ],
+)
+def test_an_option_of_another_mode_is_reported(overrides: list[str], key: str) -> None:
+    notices: list[str] = []
+    load_config_of(FinetuneConfig, [CONFIGS / "finetune" / "diagnosis.yaml"], ["init_from=random", *overrides], notices.append)
+    assert [f"'{overrides[-1]}' has no effect: " in notice for notice in notices] == [True]
+
+
 @pytest.mark.parametrize("name", ["simclr", "3kg"])
 def test_views_that_are_the_same_are_reported(name: str) -> None:
     _, notices = load_notified(f"objective={{name: {name}}}", "data.augmentations={}")

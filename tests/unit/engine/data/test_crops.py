@@ -135,7 +135,7 @@ def test_a_table_with_other_splits_than_the_manifest_is_refused(dataset: Dataset
     column = ["pretrain"] * 30 + [split] * 40
     table = table.set_column(table.schema.get_field_index("split"), "split", [column])
     pq.write_table(table, folder / "samples.parquet")
-    with pytest.raises(DatasetError, match=r"samples\.parquet: the number of rows of split 'pretrain' is not 60"):
+    with pytest.raises(DatasetError, match=r"samples\.parquet: the number of rows of split 'pretrain' differs from the 60"):
         CropStore(Dataset(folder, manifest_for(dataset, folder)), "pretrain")
 
 

@@ -1,6 +1,7 @@
 """A run's checkpoint, of every format version and ZeRO stage, to the native folder."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -98,7 +99,7 @@ def test_of_a_run_the_checkpoint_with_the_lowest_loss_is_converted_or_the_newest
     for step in (3, 5, 9):
         write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step)
     assert import_checkpoint(tmp_path, tmp_path / "newest")[1].startswith("converted step-00000009, the newest")
-    for step, score in ((3, 2.0), (5, 1.0)):
+    for step, score in ((3, math.nan), (5, 1.0), (9, 2.0)):
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
         write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step, score=score)
     assert import_checkpoint(tmp_path, tmp_path / "best")[1].startswith("converted step-00000005, which has the lowest")
@@ -160,10 +161,10 @@ def test_optimizer_states_are_found_by_their_parameter_groups(tmp_path: Path) ->
         ({"files": None}, "files"),
         ({"world_size": 3}, "is not listed among its files"),
         ({"world_size": 10**400}, "world_size"),
-        ({"shapes": {"a": [2]}}, "not those of a DeepSpeed checkpoint"),
+        ({"shapes": {"a": [2]}}, "not a valid DeepSpeed checkpoint"),
         ({"format_version": 3}, "only versions 1 and 2 are converted"),
         ({"step": -1}, "step"),
-        ({"config": {}}, "not those of a DeepSpeed checkpoint"),
+        ({"config": {}}, "not a valid DeepSpeed checkpoint"),
     ],
 )
 def test_a_damaged_older_checkpoint_is_not_converted(tmp_path: Path, changes: dict[str, Any], word: str) -> None:

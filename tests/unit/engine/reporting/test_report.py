@@ -134,6 +134,13 @@ def test_a_run(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "again.html").read_bytes() == (tmp_path / "out.html").read_bytes()
 
 
+def test_a_run_on_a_mixture_names_its_datasets(run: Run, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "config.yaml").write_text("data:\n  datasets: [{path: datasets/a, weight: 1}, {path: datasets/b}]\n")
+    assert run(folder, "-o", tmp_path / "report.html")[0] == 0
+    assert "datasets/a, datasets/b" in check_page(tmp_path / "report.html")
+
+
 def test_labels(run: Run, work: Path, tmp_path: Path) -> None:
     status, _, err = run(work / "labels", "-o", tmp_path / "out.html", "--title", HOSTILE)
     assert (status, err) == (0, [])

@@ -111,7 +111,7 @@ def test_leads_that_a_model_does_not_have_are_refused(tmp_path: Path, encoder_fo
     options = EncoderOptions.model_validate(SIZES)
     tensors = {f"encoder.{name}": tensor for name, tensor in Encoder(options, 2).state_dict().items()}
     save(tmp_path / "two", ModelConfig(kind="encoder", encoder=options, leads=("I", "II")), tensors)
-    with pytest.raises(UserError, match=r"has no lead V2; choose among I, II"):
+    with pytest.raises(UserError, match=r"has no lead V2; choose from I, II"):
         LabelTask(LabelTask.resolve_config(config(init_from=str(tmp_path / "two"), leads=["I", "V2"], model={})))
 
 
@@ -255,4 +255,4 @@ def test_a_notice_if_test_crops_were_pre_trained_on(simulated_dataset: Path, tmp
     (notice,) = notices(stored)
     assert 0 < int(notice.split(" crops of")[0].split()[-1]) <= num_crops
     split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)), seed=1)
-    assert "was pre-trained on perhaps crops of split 'test'" in notices(train)[0]
+    assert "may have been pre-trained on crops of split 'test'" in notices(train)[0]

@@ -115,6 +115,15 @@ def test_a_nan_score_is_never_the_best(checkpoints: Checkpoints) -> None:
     assert steps(checkpoints) == [2, 3, 4]
 
 
+def test_the_best_checkpoint_is_found_beside_a_damaged_one(checkpoints: Checkpoints) -> None:
+    for step, loss in ((1, 1.0), (2, 2.0)):
+        checkpoints.save(backend(), info(step, loss))
+    (checkpoints.path(2) / "checkpoint.json").write_text("{")
+    found = checkpoints.best()
+    assert found is not None
+    assert found[1].step == 1
+
+
 def test_leftovers_of_a_killed_run_are_removed(checkpoints: Checkpoints) -> None:
     path = checkpoints.save(backend(), info(1))
     shutil.copytree(path, checkpoints.folder / ".partial-step-00000002")
@@ -189,6 +198,14 @@ def test_any_slices_are_read_from_any_parts(sizes: list[int], num_parts: int, nu
 def test_an_os_error_on_the_main_rank_is_raised_on_all_ranks(ranks: Ranks, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="absent: No such file or directory"):
         ranks.on_main_rank((tmp_path / "absent").read_text)
+
+
+def test_an_os_error_without_a_number_keeps_its_text(ranks: Ranks) -> None:
+    def fail() -> None:
+        raise OSError("the server is gone")
+
+    with pytest.raises(UserError, match=r"^the server is gone: fix this and run again$"):
+        ranks.on_main_rank(fail)
 
 
 def test_ranks_gather_a_vector(ranks: Ranks) -> None:

@@ -2,10 +2,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_model import save_tiny_encoder
+from tiny_config import finetune_config
 
 from engine.config import PretrainConfig, load_config
+from engine.models import load
 from engine.options import UserError
-from engine.tasks import PretrainingTask
+from engine.tasks import LabelTask, PretrainingTask
 from engine.training.builders import build_trainer
 from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
@@ -18,6 +21,17 @@ def test_an_attention_kernel_that_the_device_lacks_is_refused() -> None:
     message = r"compute.attention=cudnn: PyTorch has no such kernel on cpu for bf16, 12 heads of width 64"
     with pytest.raises(UserError, match=message):
         check_kernels(config, torch.device("cpu"))
+
+
+def test_the_kernel_is_checked_for_the_initial_models_sizes(ranks: Ranks, tmp_path: Path) -> None:
+    model = save_tiny_encoder(tmp_path / "model")
+    config = finetune_config(
+        init_from=str(model), model={}, task={"name": "labels"}, compute={"attention": "cudnn"}, output_dir=tmp_path / "run"
+    )
+    options = load(model).config.encoder
+    message = f"{options.num_heads} heads of width {options.width // options.num_heads} and"
+    with pytest.raises(UserError, match=message):
+        build_trainer(config, ranks, LabelTask)
 
 
 @pytest.mark.parametrize("micro_batch_size", [8, "auto"])

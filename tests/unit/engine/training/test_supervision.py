@@ -1,10 +1,14 @@
+import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 
 import pytest
 
-from engine.training.supervision import Watchdog
+from engine.training.distributed import Ranks
+from engine.training.supervision import StopRequest, Watchdog
 
 _HANGING = """
 import time
@@ -35,3 +39,30 @@ def test_progress_keeps_a_process_alive(seconds: float | None) -> None:
         watchdog.progress()
     watchdog.stop()
     time.sleep(0.6)
+
+
+@pytest.fixture
+def stop(monkeypatch: pytest.MonkeyPatch) -> Iterator[StopRequest]:
+    """A stop request of a process without a launcher; signals are handled as before afterwards."""
+    monkeypatch.setenv("LOCAL_RANK", "0")  # as init_distributed sets it
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    handlers = [signal.getsignal(number) for number in numbers]
+    yield StopRequest(has_launcher=False)
+    for number, handler in zip(numbers, handlers, strict=True):
+        signal.signal(number, handler)
+
+
+def test_a_run_without_a_launcher_may_outlive_its_parent(stop: StopRequest, ranks: Ranks) -> None:
+    assert not ranks.has_launcher
+    assert stop.reason is None
+    assert "launcher-watch" not in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("forwarded", [[], [signal.SIGTERM]])
+def test_a_second_interrupt_does_not_wait_for_a_checkpoint(stop: StopRequest, forwarded: list[signal.Signals]) -> None:
+    signal.raise_signal(signal.SIGINT)
+    assert stop.reason == "the run received SIGINT"
+    for number in forwarded:
+        signal.raise_signal(number)
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
