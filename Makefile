@@ -6,6 +6,7 @@
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make finetune [DATA=FOLDER]      after it: fine-tunes that model, evaluates it, predicts, and reports all of it
 #   make test | lint                 runs the tests | ruff, mypy and the import contracts
+#   make test-long                   runs the tests that take a minute or more each
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine, under torchrun, SLURM and
 #                                    deepspeed --hostfile; needs root, skips what is not installed
 #   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
@@ -19,7 +20,7 @@ DATA ?=
 SEED ?= 0
 CASES ?= 200
 
-.PHONY: help setup pretrain finetune test test-cluster test-faults lint bench docs messages
+.PHONY: help setup pretrain finetune test test-long test-cluster test-faults lint bench docs messages
 .DEFAULT_GOAL := help
 
 INSTALLED := $(VENV)/.installed
@@ -75,6 +76,9 @@ finetune: $(INSTALLED)
 
 test: $(INSTALLED)
 	python -m pytest
+
+test-long: $(INSTALLED)
+	python -m pytest -m long
 
 test-cluster: $(INSTALLED)
 	python -m pytest -m cluster tests/cluster tests/integration/test_launcher.py --durations=0

@@ -20,9 +20,9 @@ SHARED = Path(__file__).resolve().parents[2] / "shared"
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the cluster tests as slow too, so that ``-m "not slow"`` leaves them out."""
+    """Marks the long and the cluster tests as slow too, so that ``-m "not slow"`` leaves them out."""
     for item in items:
-        if item.get_closest_marker("cluster"):
+        if item.get_closest_marker("cluster") or item.get_closest_marker("long"):
             item.add_marker(pytest.mark.slow)
 
 

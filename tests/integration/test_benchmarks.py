@@ -15,7 +15,7 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run([str(SCRIPT), *arguments], env=variables, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_gpu_smoke_run_completes_every_part(tmp_path: Path) -> None:
     result = run("--smoke", str(tmp_path), BUDGET_SECONDS="850")

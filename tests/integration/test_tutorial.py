@@ -27,7 +27,7 @@ SMALLER = {
 INSTALLATION = re.compile(r"^(make setup|source .*)$", re.MULTILINE)
 
 # Half a minute of CPU time in a dozen processes: much longer on a machine that others use, too.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def script() -> str:
