@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from data_tools.validation import first_line
 from engine.models.model_card import CARD_FILE
 from engine.models.model_config import CONFIG_FILE
 from engine.options import UserError
@@ -51,7 +52,7 @@ def download(repository: str, revision: str | None = None) -> Path:
             f"with `hf auth login`"
         ) from None
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
-        problem = _first_line(error)
+        problem = first_line(error)
     try:
         return Path(
             api.snapshot_download(
@@ -61,7 +62,7 @@ def download(repository: str, revision: str | None = None) -> Path:
     except errors.LocalEntryNotFoundError:
         raise UserError(f"{repository}: no such folder, and the Hugging Face Hub does not answer ({problem})") from None
     except (OSError, errors.HTTPError, errors.XetDownloadError) as error:
-        raise UserError(f"{repository}: cannot be downloaded ({_first_line(error)})") from None
+        raise UserError(f"{repository}: cannot be downloaded ({first_line(error)})") from None
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
@@ -84,7 +85,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, allow_patterns=list(MAX_BYTES), commit_message="Upload an ECG model"
         )
     except (OSError, ValueError, errors.HTTPError, errors.XetDownloadError) as error:
-        raise UserError(f"{repository}: cannot be uploaded ({_first_line(error)}); log in with `hf auth login`?") from None
+        raise UserError(f"{repository}: cannot be uploaded ({first_line(error)}); log in with `hf auth login`?") from None
     return str(address)
 
 
@@ -116,8 +117,3 @@ def _check_files(repository: str, sizes: dict[str, int | None]) -> None:
         size = sizes.get(name, 0)
         if size is None or size > limit:
             raise UserError(f"{repository}: {name} has {size} bytes on the Hugging Face Hub; at most {limit} are downloaded")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
