@@ -18,6 +18,11 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def first_line(error: Exception) -> str:
+    """Returns the first line of an error's message, without the details that follow; its type if there is no message."""
+    return str(error).strip().partition("\n")[0].rstrip() or type(error).__name__
+
+
 def describe_validation_error(error: ValidationError, prefix: str = "") -> str:
     """Describes the first of pydantic's errors, with its key, and counts the others.
 

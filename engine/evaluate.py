@@ -47,8 +47,6 @@ first one by paired bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
-# Modes of fine-tuning that leave the encoder as it is. Low-rank updates change it.
-_FROZEN_MODES = ("head", "linear")
 # Embeddings of larger splits are not written with the predictions: they would not fit in memory.
 _MAX_EMBEDDINGS = 20_000
 
@@ -226,7 +224,7 @@ def _methods(options: argparse.Namespace, name: str, model: PretrainedModel, eva
             f"{name} has no label definition: its outputs are assumed to be in the order of the labels, with "
             f"threshold {DEFAULT_THRESHOLD}"
         )
-    if model.config.provenance.get("mode") not in _FROZEN_MODES:
+    if model.config.provenance.get("mode") != "head":  # other modes change the encoder
         return ["model"]
     evaluation.notes.append(f"{name}: its encoder was frozen, so linear probes of it and of a random encoder are added")
     return ["model", "linear"]

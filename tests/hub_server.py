@@ -11,8 +11,9 @@ from threading import Thread
 from typing import Any
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LATER_COMMIT = COMMIT[::-1]
 _MODEL = re.compile(r"/api/models/([\w.-]+/[\w.-]+)(?:/(\w+)/([\w.-]+))?")
-_FILE = re.compile(r"/([\w.-]+/[\w.-]+)/resolve/(?:main|[0-9a-f]{40})/(.+)")
+_FILE = re.compile(r"/([\w.-]+/[\w.-]+)/resolve/(main|[0-9a-f]{40})/(.+)")
 
 
 class HubServer(ThreadingHTTPServer):
@@ -20,6 +21,8 @@ class HubServer(ThreadingHTTPServer):
 
     Attributes:
         repositories: OWNER/NAME -> file -> content.
+        later: OWNER/NAME -> files of a later commit, to which the main branch moves once it has been described.
+        moved: repositories whose main branch has moved.
         sizes: file -> its size, as the server says it, where that is not the true one.
         requested: paths of the files that were downloaded.
         created: what clients sent to create repositories.
@@ -29,10 +32,19 @@ class HubServer(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, dict[str, bytes]] = {}
+        self.later: dict[str, dict[str, bytes]] = {}
+        self.moved: set[str] = set()
         self.sizes: dict[str, int] = {}
         self.requested: list[str] = []
         self.created: list[dict[str, Any]] = []
         self.refuses = False
+
+    def find(self, repository: str, revision: str | None) -> tuple[str | None, dict[str, bytes] | None]:
+        """Returns the commit of a revision and its files; ``None`` for what does not exist."""
+        commits = {COMMIT: self.repositories, LATER_COMMIT: self.later}
+        head = LATER_COMMIT if repository in self.moved else COMMIT
+        commit = head if revision is None or revision == "main" else revision
+        return commit if commit in commits else None, commits.get(commit, self.repositories).get(repository)
 
     @property
     def url(self) -> str:
@@ -65,8 +77,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not (found := _MODEL.fullmatch(path)):
             self._send_file(with_content=True)
             return
-        files = self.server.repositories.get(found[1])
-        if files is None or found[3] not in {None, "main", COMMIT}:
+        commit, files = self.server.find(found[1], found[3])
+        if files is None or commit is None:
             error = "RepoNotFound" if files is None else "RevisionNotFound"
             self._send(404, b"{}", {"X-Error-Code": error})
             return
@@ -75,7 +87,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_json([{"type": "file", "path": name, "size": size, "oid": name} for name, size in sizes.items()])
         else:
             siblings = [{"rfilename": name, "size": size, "blobId": name} for name, size in sizes.items()]
-            self._send_json({"id": found[1], "sha": COMMIT, "siblings": siblings, "tags": []})
+            self.server.moved.update({found[1]} & set(self.server.later))
+            self._send_json({"id": found[1], "sha": commit, "siblings": siblings, "tags": []})
 
     def do_POST(self) -> None:
         """Creates a repository, or takes a commit."""
@@ -110,12 +123,13 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_file(self, *, with_content: bool) -> None:
         found = _FILE.fullmatch(self.path)
-        content = self.server.repositories.get(found[1], {}).get(found[2]) if found else None
-        if found is None or content is None:
+        commit, files = self.server.find(found[1], found[2]) if found else (None, None)
+        content = (files or {}).get(found[3]) if found else None
+        if found is None or commit is None or content is None:
             self._send(404, b"", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
             return
-        self.server.requested.append(found[2])
-        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": COMMIT}
+        self.server.requested.append(found[3])
+        headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": commit}
         self._send(200, content, headers, with_content=with_content)
 
     def _send_json(self, content: object) -> None:

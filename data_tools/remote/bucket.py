@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from data_tools.remote.options import retry_seconds
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import first_line
 
 _REQUEST_SECONDS = 60
 _CONNECT_SECONDS = 10
@@ -55,7 +56,7 @@ class Bucket:
         try:
             self._store = _open_store(url)
         except Exception as error:  # noqa: BLE001 -- obstore has one class for each kind of store
-            other = StorageError(f"{url}: not the URL of object storage ({_first_line(error)})")
+            other = StorageError(f"{url}: not the URL of object storage ({first_line(error)})")
             raise (self._explain("", error) or other) from None
 
     def read(self, name: str, max_bytes: int) -> bytes:
@@ -139,7 +140,7 @@ class Bucket:
                     raise final from None
                 if time.monotonic() + wait > end:
                     raise StorageError(
-                        f"{self.url}/{name}: cannot be reached ({_first_line(error)}; tried for {retry_seconds():.0f} s); "
+                        f"{self.url}/{name}: cannot be reached ({first_line(error)}; tried for {retry_seconds():.0f} s); "
                         "check network and address, then run the same command again"
                     ) from None
             # Random, so that many ranks that lost a server do not all return at once.
@@ -163,7 +164,7 @@ class Bucket:
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError) and error.errno is not None:
             raise error
         if isinstance(error, exceptions.InvalidPathError | exceptions.NotSupportedError):
-            return StorageError(f"{where}: {_first_line(error)}")
+            return StorageError(f"{where}: {first_line(error)}")
         return None
 
 
@@ -194,8 +195,3 @@ def _open_store(url: str) -> Any:
 def _memory_store(url: str) -> Any:  # noqa: ARG001 -- one for each URL
     """The objects of ``memory://``, which live as long as this process."""
     return importlib.import_module("obstore.store").MemoryStore()
-
-
-def _first_line(error: Exception) -> str:
-    """Returns the first line of a message of obstore, without the details for developers that follow."""
-    return str(error).partition("\n")[0].strip() or type(error).__name__

@@ -56,8 +56,8 @@ class ZeroOptions(Options):
     """Reduce gradients while the backward pass is running (stages 1 to 3, two or more ranks)."""
     reduce_bucket_size: int = Field(500_000_000, gt=0)
     """Number of elements reduced at a time (stages 1 to 3)."""
-    allgather_bucket_size: int = Field(500_000_000, gt=0)
-    """Number of elements gathered at a time (stages 1 and 2)."""
+    allgather_bucket_size: int = Field(500_000_000, gt=0, multiple_of=2)
+    """Number of elements gathered at a time (stages 1 and 2), an even number."""
     param_persistence_threshold: int = Field(100_000, ge=0)
     """Parameters with fewer elements are not partitioned (stage 3)."""
 

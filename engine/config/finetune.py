@@ -24,7 +24,8 @@ class LabelOptions(Options):
     columns: tuple[str, ...] = ()
     """Label columns of the table."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in each class, positives weigh as much as negatives; in a multiclass task, all classes weigh the same."""
+    """balanced: in each class, positives weigh as much as negatives; in a multiclass task, all classes weigh the same, and the
+    mean weight of the training samples is 1."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the pooled features."""
 

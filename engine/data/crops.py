@@ -158,11 +158,11 @@ class CropStore(SampleStore):
         self.has_halves = self.half is not None
         self.num_samples = len(self.crop)
         if not self.num_samples:
-            what = ("10-s crop" if unit == "crop" else "5-s segment") + (" with a label" if needs_label else "")
-            raise DatasetError(
-                f"{dataset.location}: split '{self.split}' contains no complete {what}: build the dataset from more or longer "
-                "recordings"
-            )
+            what = "10-s crop" if unit == "crop" else "5-s segment"
+            problem = f"{dataset.location}: split '{self.split}' contains no complete {what}"
+            if needs_label:
+                raise DatasetError(f"{problem} with a label: label more of its recordings, or choose another split")
+            raise DatasetError(f"{problem}: build the dataset from more or longer recordings")
 
     def keys(self, rows: npt.ArrayLike) -> list[str]:
         """See :class:`SampleStore`."""

@@ -54,6 +54,8 @@ class Matching:
         """
         if num_others is None:
             return float((self.ranks <= k).mean())
+        if num_others == 0:  # SciPy's distribution is undefined for a gallery without other patients
+            return 1.0
         if not 0 <= num_others <= self.num_others.min():
             raise UserError(f"cannot draw {num_others} entries of other patients: there are only {self.num_others.min()}")
         # The number of drawn entries that are ahead of the genuine one is hypergeometric; it must be less than k.

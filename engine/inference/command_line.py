@@ -12,6 +12,7 @@ import torch
 
 from data_tools.command_line import Parser
 from data_tools.leads import LEADS
+from data_tools.validation import first_line
 from engine.data.options import find_leads
 from engine.device import DTYPES
 from engine.inference.run import NUM_EXAMPLES, Runner, Summary
@@ -75,7 +76,7 @@ def explain_errors(run: Callable[[], _Result], where: object) -> _Result:
     except sqlite3.Error as error:  # such as a full disk
         raise UserError(f"{where}: cannot write temporary files ({error})") from None
     except torch.OutOfMemoryError as error:
-        raise UserError(f"{str(error).splitlines()[0]}: use a smaller --batch-size") from None
+        raise UserError(f"{first_line(error)}: use a smaller --batch-size") from None
 
 
 def apply_to_input(

@@ -194,6 +194,7 @@ def _lead_names(leads: tuple[str, ...]) -> str:
 
 
 def _describe_facts(facts: Mapping[str, Any]) -> Iterator[str]:
-    yield "  " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in facts["verification"].items())
+    defined = {name: value for name, value in facts["verification"].items() if value is not None}
+    yield "  " + ", ".join(f"{name.replace('_', ' ')} {value:.3f}" for name, value in defined.items())
     sizes = facts["rank_1_by_gallery_size"].items()
     yield "  rank-1 by gallery size: " + ", ".join(f"{size}: {accuracy:.3f}" for size, accuracy in sizes)

@@ -47,13 +47,17 @@ class Identification:
         return arrays
 
     def facts(self) -> dict[str, Any]:
-        """Returns the metrics without intervals: verification, and rank-1 accuracy by the size of the gallery."""
+        """Returns the metrics without intervals: verification, and rank-1 accuracy by the size of the gallery.
+
+        Verification metrics that are undefined, as with a gallery of one patient, are ``None``.
+        """
         matching = self.matching
         verification = {f"tar_at_far_{far:g}": matching.true_acceptance(far) for far in FALSE_ACCEPTANCES}
+        verification |= {"auroc": matching.auroc(), "equal_error_rate": matching.equal_error_rate()}
         most = int(matching.num_others.min())
         sizes = [size for size in _GALLERY_SIZES if size - 1 < most] + [most + 1]
         return {
-            "verification": verification | {"auroc": matching.auroc(), "equal_error_rate": matching.equal_error_rate()},
+            "verification": {name: value if np.isfinite(value) else None for name, value in verification.items()},
             "rank_1_by_gallery_size": {str(size): matching.rank_accuracy(1, size - 1) for size in sizes},
         }
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from data_tools.files import atomic_write, hash_file, printable
 from data_tools.leads import LEADS, canonical_lead
+from data_tools.validation import first_line
 from engine.interop import fairseq_keys as keys
 from engine.interop.fairseq_cfg import OfficialModel, read_cfg, write_cfg
 from engine.interop.native import empty_tensors, load_tensors
@@ -238,7 +239,7 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
         with atomic_write(checkpoint) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]  # PyTorch reports a full disk as a RuntimeError
+        reason = getattr(error, "strerror", None) or first_line(error)  # PyTorch reports a full disk as a RuntimeError
         raise UserError(f"{checkpoint}: cannot be written ({reason})") from None
     omitted = [name for name in tensors if name not in table and name != _MASK]
     notes = [f"omitted: {name} (the official implementation has no such head)" for name in omitted]

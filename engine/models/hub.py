@@ -1,12 +1,15 @@
 """Models on the Hugging Face Hub: the three files of a model's folder, in a repository of the Hub.
 
-Only these files are downloaded, after a check of their sizes, and none is code.
+Only these files are downloaded, after a check of their sizes in the same commit, and none is code.
 """
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from data_tools.files import write_text
+from data_tools.validation import first_line
 from engine.models.model_card import CARD_FILE
 from engine.models.model_config import CONFIG_FILE
 from engine.options import UserError
@@ -16,6 +19,7 @@ MAX_BYTES = {WEIGHTS_FILE: 8 << 30, CONFIG_FILE: 1 << 20, CARD_FILE: 1 << 20}
 """File of a model's folder -> its largest size on the Hub."""
 
 _TIMEOUT_SECONDS = 10.0  # for the first answer of the Hub
+_MAIN_BRANCH = "main"
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
 
 
@@ -39,10 +43,11 @@ def download(repository: str, revision: str | None = None) -> Path:
             cannot be reached and the cache does not have the model.
     """
     errors, api = _open_hub(f"{repository}: no such folder; to load it from the Hugging Face Hub")
-    problem = None
+    problem = commit = None
     try:
-        files = api.model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS).siblings
-        _check_files(repository, {file.rfilename: file.size for file in files})
+        info = api.model_info(repository, revision=revision, files_metadata=True, timeout=_TIMEOUT_SECONDS)
+        _check_files(repository, {file.rfilename: file.size for file in info.siblings})
+        commit = info.sha
     except errors.RevisionNotFoundError:
         raise UserError(f"{repository}: has no revision '{revision}' on the Hugging Face Hub") from None
     except errors.RepositoryNotFoundError:
@@ -51,17 +56,35 @@ def download(repository: str, revision: str | None = None) -> Path:
             f"with `hf auth login`"
         ) from None
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
-        problem = _first_line(error)
+        problem = first_line(error)
     try:
-        return Path(
+        # A branch could have moved since the check, so the commit is downloaded.
+        folder = Path(
             api.snapshot_download(
-                repository, revision=revision, allow_patterns=list(MAX_BYTES), local_files_only=problem is not None
+                repository, revision=commit or revision, allow_patterns=list(MAX_BYTES), local_files_only=commit is None
             )
         )
     except errors.LocalEntryNotFoundError:
         raise UserError(f"{repository}: no such folder, and the Hugging Face Hub does not answer ({problem})") from None
     except (OSError, errors.HTTPError, errors.XetDownloadError) as error:
-        raise UserError(f"{repository}: cannot be downloaded ({_first_line(error)})") from None
+        raise UserError(f"{repository}: cannot be downloaded ({first_line(error)})") from None
+    if commit is not None:
+        _record_commit(folder, revision or _MAIN_BRANCH, commit)
+    return folder
+
+
+def _record_commit(folder: Path, revision: str, commit: str) -> None:
+    """Records in the cache which commit a branch or tag is, so that the model is found there without the Hub.
+
+    huggingface_hub does so only if it downloads the branch itself. The layout of its cache is documented:
+    https://huggingface.co/docs/huggingface_hub/guides/manage-cache.
+    """
+    if revision == commit:
+        return
+    reference = folder.parents[1] / "refs" / revision
+    with suppress(OSError):  # a cache that cannot be written to is still good to read
+        reference.parent.mkdir(parents=True, exist_ok=True)
+        write_text(reference, commit)
 
 
 def upload(folder: Path, repository: str, *, private: bool) -> str:
@@ -84,7 +107,7 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, allow_patterns=list(MAX_BYTES), commit_message="Upload an ECG model"
         )
     except (OSError, ValueError, errors.HTTPError, errors.XetDownloadError) as error:
-        raise UserError(f"{repository}: cannot be uploaded ({_first_line(error)}); log in with `hf auth login`?") from None
+        raise UserError(f"{repository}: cannot be uploaded ({first_line(error)}); log in with `hf auth login`?") from None
     return str(address)
 
 
@@ -116,8 +139,3 @@ def _check_files(repository: str, sizes: dict[str, int | None]) -> None:
         size = sizes.get(name, 0)
         if size is None or size > limit:
             raise UserError(f"{repository}: {name} has {size} bytes on the Hugging Face Hub; at most {limit} are downloaded")
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

@@ -71,10 +71,11 @@ def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery:
 
 
 def _facts(row: ScoreRow) -> Table:
+    defined = {name: value for name, value in row.verification.items() if value is not None}
     return Table(
         "Verification: whether two segments are of the same patient",
         ("", ""),
-        [(_TITLES.get(name, short_name(name)), f"{value:.3f}") for name, value in row.verification.items()],
+        [(_TITLES.get(name, short_name(name)), f"{value:.3f}") for name, value in defined.items()],
     )
 
 

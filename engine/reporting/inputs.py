@@ -74,7 +74,7 @@ class ScoreRow(Scores):
     num_samples: int
     num_patients: int
     predictions: str = Field(pattern=_PREDICTIONS)
-    verification: dict[str, float] = Field(default_factory=dict)
+    verification: dict[str, float | None] = Field(default_factory=dict)
     rank_1_by_gallery_size: dict[str, float] = Field(default_factory=dict)
 
     @property

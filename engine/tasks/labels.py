@@ -40,7 +40,8 @@ class LabelLoss(nn.Module):
     """The loss for the kind of label.
 
     Binary cross-entropy of each class (multilabel, binary), cross-entropy (multiclass), or the mean squared error of values
-    that are standardized with the training set's mean and standard deviation (regression).
+    that are standardized with the training set's mean and standard deviation (regression). With class weights, too, the loss is
+    a plain mean over samples, so it depends neither on the micro-batch size nor on the number of ranks.
 
     Args:
         definition: the labels.
@@ -72,7 +73,8 @@ class LabelLoss(nn.Module):
         outputs = outputs.float()
         metrics: dict[str, Tensor] = {}
         if self.kind == "multiclass":
-            loss = F.cross_entropy(outputs, labels, weight=self.weights)
+            # The default reduction would divide by the weights of the micro-batch's labels instead of the number of samples.
+            loss = F.cross_entropy(outputs, labels, weight=self.weights, reduction="sum") / len(labels)
             metrics["accuracy"] = (outputs.argmax(1) == labels).float().mean()
             predicted = outputs.softmax(1)
         elif self.kind == "regression":
@@ -197,12 +199,11 @@ def make_metrics(definition: LabelDefinition, labels: NDArray[Any], predicted: N
 def balanced_weights(definition: LabelDefinition, labels: NDArray[Any]) -> NDArray[np.float32]:
     """Returns the weight of each class [C]: of its positives (multilabel, binary) or of its samples (multiclass).
 
-    A class without positives, or without negatives, has weight 1.
+    A class without positives, or without negatives, has weight 1. In a multiclass task, the mean weight of the samples is 1.
     """
-    num_classes = len(definition.classes)
     if definition.kind == "multiclass":
-        counts = np.bincount(labels, minlength=num_classes)
-        return np.where(counts > 0, len(labels) / (num_classes * np.maximum(counts, 1)), 1).astype(np.float32)
+        counts = np.bincount(labels, minlength=len(definition.classes))
+        return np.where(counts > 0, len(labels) / (np.count_nonzero(counts) * np.maximum(counts, 1)), 1).astype(np.float32)
     positives = labels.sum(0)
     negatives = len(labels) - positives
     return np.where((positives > 0) & (negatives > 0), negatives / np.maximum(positives, 1), 1).astype(np.float32)

@@ -97,13 +97,16 @@ def init_distributed(device: torch.device, timeout_minutes: float = 30) -> Ranks
         timeout_minutes: the run's ``train.timeout_minutes``.
 
     Raises:
-        UserError: the launcher's port is in use.
+        UserError: the launcher set only some of the variables that describe a rank, or its port is in use.
     """
     os.environ["DS_ACCELERATOR"] = device.type  # before DeepSpeed is imported
     has_launcher = "RANK" in os.environ
     if not has_launcher:
         os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_SIZE": "1"}
         os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    missing = [name for name in ("LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing and not dist.is_initialized():
+        raise UserError(f"RANK is set, but not {', '.join(missing)}: start the run with deepspeed or torchrun, or unset RANK")
     local_rank = int(os.environ["LOCAL_RANK"])
     if device.type == "cuda":
         device = torch.device("cuda", local_rank)

@@ -244,17 +244,24 @@ class TensorBoard:
 
 
 class WandB:
-    """Logs to Weights & Biases."""
+    """Logs to Weights & Biases. The id of the W&B run is kept in the run's folder, so that a resumed run continues it."""
+
+    ID_FILE = "wandb_run_id"
 
     def __init__(self, config: RunConfig) -> None:
         import wandb
 
+        id_file = config.output_dir / self.ID_FILE
+        known = id_file.read_text().strip() if id_file.exists() else None
         self._run = wandb.init(
             project=config.logging.wandb_project,
             dir=str(config.output_dir),
             config=config.model_dump(mode="json"),
+            id=known,
             resume="allow",
         )
+        if known is None:
+            write_text(id_file, f"{self._run.id}\n")
 
     def write(self, kind: str, row: Row) -> None:
         """Logs the row at its step."""

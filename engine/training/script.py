@@ -16,6 +16,7 @@ import torch
 
 from data_tools.files import lock_file
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import first_line
 from engine.config import RunConfig, load_config, to_yaml
 from engine.device import select_device
 from engine.options import RankError, UserError
@@ -74,9 +75,8 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         _wait_for_rank_0()
         status = _fail(program, error, report=ranks.is_main)
     except torch.OutOfMemoryError as error:
-        reason = str(error).splitlines()[0]
         remedy = "set train.micro_batch_size=auto or a smaller number, or compute.activation_checkpointing=true"
-        exit_process(_fail(program, f"rank {ranks.rank}: {reason}: {remedy}"))
+        exit_process(_fail(program, f"rank {ranks.rank}: {first_line(error)}: {remedy}"))
     except KeyboardInterrupt:
         exit_process(130)
     except Exception as error:  # noqa: BLE001 -- reported here, because the process ends before Python would report it

@@ -11,10 +11,11 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
+
+from engine.launcher import launcher_has_ended
 
 _POLL_SECONDS = 0.5
 _SOURCES = Path(__file__).parents[2]
@@ -37,9 +38,8 @@ class StopRequest:
         self._interrupted = False
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, self._record)
-        if has_launcher and os.getppid() > 1:
-            is_gone = _watch_launcher()
-            threading.Thread(target=self._wait_for, args=(is_gone,), name="launcher-watch", daemon=True).start()
+        if has_launcher:
+            threading.Thread(target=self._wait_for_launcher, name="launcher-watch", daemon=True).start()
 
     def _record(self, number: int, _frame: FrameType | None) -> None:
         # A user who presses Ctrl-C twice does not want to wait for a checkpoint. The launcher forwards each signal once
@@ -49,41 +49,10 @@ class StopRequest:
         self._interrupted = self._interrupted or number == signal.SIGINT
         self.reason = f"the run received {signal.Signals(number).name}"
 
-    def _wait_for(self, is_gone: Callable[[], bool]) -> None:
-        while not is_gone():
+    def _wait_for_launcher(self) -> None:
+        while not launcher_has_ended():
             time.sleep(_POLL_SECONDS)
         self.reason = "the launcher exited"
-
-
-def _watch_launcher() -> Callable[[], bool]:
-    """Returns a function that says whether a process that started this one has ended.
-
-    That is its parent, and with DeepSpeed also the parent's parent: ``deepspeed`` starts one launcher per machine, which starts
-    the ranks; on several machines it does so through a shell that the ssh server starts, or the server itself. Whoever started
-    ``deepspeed`` or ``torchrun``, such as a shell, may end.
-    """
-    launcher = os.getppid()
-    runner = _parent(launcher)
-    has_runner = "deepspeed.launcher.launch" in _command(launcher) and any(
-        word in _command(runner) for word in ("deepspeed", "sshd")
-    )
-    return lambda: os.getppid() != launcher or (has_runner and _parent(launcher) != runner)
-
-
-def _parent(pid: int) -> int:
-    """Returns the parent of a process, or 0 if that cannot be known."""
-    try:
-        # "PID (NAME) STATE PARENT …", where the name may contain anything.
-        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _command(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:
-        return ""
 
 
 class Watchdog:

@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from data_tools.validation import describe_validation_error, shorten
+from data_tools.validation import describe_validation_error, first_line, shorten
 
 
 class Inner(BaseModel):
@@ -55,3 +55,11 @@ def test_values_that_contain_themselves_many_times_are_shortened_at_once() -> No
     assert shorten(bomb).startswith("[[[[[...], [...]]")
     assert shorten(10**9999) == "a value that cannot be printed"
     assert shorten({"a": list(range(50))}).startswith("{'a': [0, 1, 2,")
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [("", "RuntimeError"), (" \n", "RuntimeError"), ("disk full", "disk full"), ("\ndisk full \r\nat line 3", "disk full")],
+)
+def test_the_first_line_of_an_error_is_never_empty(message: str, expected: str) -> None:
+    assert first_line(RuntimeError(message)) == expected

@@ -20,6 +20,7 @@ from engine.data import CropStore
 from engine.evaluate import main
 from engine.evaluation import evaluate
 from engine.inference import Embedder, Runner
+from engine.inference.evaluation import Evaluation
 from engine.inference.identification import identify
 from engine.inference.segments import open_segments
 from engine.interop.fairseq import import_fairseq
@@ -160,6 +161,21 @@ def test_gallery_and_probe_that_overlap_are_refused(dataset: Path, models: Path)
         identify(embedder, gallery, replace(gallery), runner)
     with pytest.raises(UserError, match="2 patients of the probes are not in the gallery"):
         identify(embedder, gallery.take(np.arange(2, 19)), probes, runner)
+
+
+def test_undefined_metrics_of_a_gallery_of_one_patient_are_null(dataset: Path, models: Path, tmp_path: Path) -> None:
+    opened = Dataset.open(dataset)
+    gallery, probes = (open_segments(opened, split, "identification") for split in ("gallery", "probe"))
+    gallery, probes = (segments.take(np.flatnonzero(segments.patient == gallery.patient[0])) for segments in (gallery, probes))
+    found = identify(Embedder(load(models / "encoder")), gallery, probes, Runner(8, 1, print))
+    evaluation = Evaluation("identification", {}, num_resamples=0, are_seeds=False)
+    levels = {"segment": (found.metrics, probes.patient)}
+    evaluation.add(("encoder", "embedding", 0, ("I",)), levels, found.facts(), found.arrays())
+    evaluation.write(None, tmp_path / "out.json")
+    (row,) = json.loads((tmp_path / "out.json").read_text(), parse_constant=pytest.fail)["rows"]
+    assert row["verification"] == {"tar_at_far_0.01": 1, "tar_at_far_0.001": 1, "auroc": None, "equal_error_rate": None}
+    assert row["rank_1_by_gallery_size"] == {"1": 1}
+    assert "  tar at far 0.01 1.000, tar at far 0.001 1.000" in list(evaluation.lines())
 
 
 @pytest.mark.parametrize("kind", ["multiclass", "regression", "binary"])

@@ -170,6 +170,7 @@ def test_later_overrides_win_over_files_and_earlier_overrides() -> None:
         ("leads={a: 1}", ["'leads={a: 1}'", "leads"]),
         ("objective={name: w2v, masking: fixed}", ["objective.masking", "independent_starts", "fixed_count"]),
         ("objective={name: 3kg, temperature: 0}", ["objective.temperature", "greater than 0"]),
+        ("zero.allgather_bucket_size=1001", ["zero.allgather_bucket_size", "multiple of 2, got 1001"]),
     ],
 )
 def test_a_mistake_is_one_line_with_a_remedy(override: str, fragments: list[str]) -> None:

@@ -11,7 +11,7 @@ from saved_model import save_tiny_encoder
 from tiny_model import tiny_encoder_options
 
 import engine.models
-from engine.models.hub import MAX_BYTES, is_repository
+from engine.models.hub import MAX_BYTES, download, is_repository
 from engine.options import UserError
 
 
@@ -65,6 +65,14 @@ def test_files_that_are_too_large_are_not_downloaded(server: HubServer, tmp_path
     with pytest.raises(UserError, match=rf"clinic/model: {name} has \d+ bytes on the Hugging Face Hub; at most \d+ are"):
         engine.models.load("clinic/model")
     assert server.requested == []
+
+
+def test_the_commit_whose_sizes_were_checked_is_downloaded(server: HubServer, tmp_path: Path) -> None:
+    files = put(server, tmp_path / "model")
+    server.later["clinic/model"] = files | {"README.md": b"later"}
+    folder = download("clinic/model")
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == files
+    assert (download("clinic/model") / "README.md").read_text() == "later"
 
 
 def test_a_cached_model_is_loaded_when_the_hub_cannot_be_reached(

@@ -167,6 +167,17 @@ def test_identification(run: Run, work: Path, tmp_path: Path) -> None:
         assert part in html
 
 
+def test_undefined_verification_metrics_are_left_out(run: Run, work: Path, tmp_path: Path) -> None:
+    content = json.loads((work / "patients" / "evaluation.json").read_text())
+    for row in content["rows"]:
+        row["verification"] |= {"auroc": None, "equal_error_rate": None}
+    (tmp_path / "results.json").write_text(json.dumps(content))
+    assert run(tmp_path / "results.json", "-o", tmp_path / "out.html")[0] == 0
+    html = check_page(tmp_path / "out.html")
+    assert "true acceptance rate at 1 % false acceptance" in html
+    assert "equal error rate" not in html
+
+
 @pytest.mark.parametrize("kind", ["multiclass", "regression", "binary"])
 def test_labels_of_a_table(run: Run, work: Path, tmp_path: Path, kind: str) -> None:
     assert run(work / kind, "-o", tmp_path / "out.html", "--examples", 1)[0] == 0

@@ -14,17 +14,18 @@ import pytest
 import torch
 from tiny_config import SIZES, finetune_config
 
-from data_tools.labels import cinc2021
+from data_tools.labels import LabelDefinition, cinc2021
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
+from engine.config.finetune import LabelOptions
 from engine.data import CropStore, Split, random_batch, shared_arrays
 from engine.models import Encoder, EncoderOptions, ModelConfig, load, save
 from engine.options import UserError
 from engine.tasks import LabelTask
-from engine.tasks.labels import balanced_weights
+from engine.tasks.labels import LabelLoss, balanced_weights
 
 config = partial(finetune_config, task={"name": "labels", "scheme": "cinc2021"})
 
@@ -157,6 +158,28 @@ def test_balanced_weights_make_up_for_rare_classes() -> None:
     weights = balanced_weights(cinc2021(), labels)
     assert weights[0] == pytest.approx(4)  # 8 negatives for 2 positives
     assert (weights[1:] == 1).all()
+
+
+def test_balanced_weights_of_classes_have_a_mean_of_1_over_the_samples() -> None:
+    definition = LabelDefinition(name="y", kind="multiclass", classes=("a", "b", "c", "absent"))
+    labels = np.array([0] * 6 + [1] * 3 + [2])
+    weights = balanced_weights(definition, labels)
+    np.testing.assert_allclose(weights, [10 / 18, 10 / 9, 10 / 3, 1], rtol=1e-6)
+    assert weights[labels].mean() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("class_weights", ["none", "balanced"])
+@pytest.mark.parametrize("kind", ["multiclass", "multilabel"])
+def test_the_loss_of_a_batch_does_not_depend_on_the_micro_batches(kind: str, class_weights: str) -> None:
+    definition = LabelDefinition.model_validate({"name": "y", "kind": kind, "classes": ("a", "b", "c")})
+    classes = torch.tensor([0, 0, 0, 0, 0, 1, 1, 2])
+    labels = classes if kind == "multiclass" else torch.eye(3)[classes]
+    loss = LabelLoss(definition, LabelOptions.model_validate({"class_weights": class_weights}), labels.numpy())
+    outputs = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+    whole = loss(outputs, labels).loss
+    for size in (1, 2, 4):
+        parts = [loss(*part).loss for part in zip(outputs.split(size), labels.split(size), strict=True)]
+        torch.testing.assert_close(torch.stack(parts).mean(), whole)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,33 @@ wait_for_nothing(Watchdog("rank 3", {seconds}))
 """
 
 
+# A rank that waits until its launcher, which ends at once, has been replaced as its parent.
+_ORPHAN = """
+import os, sys, time
+import engine
+launcher = os.getppid()
+print("started", flush=True)
+while os.getppid() == launcher:
+    time.sleep(0.01)
+from engine.training.supervision import StopRequest
+stop = StopRequest(has_launcher=True)
+deadline = time.monotonic() + 5
+while stop.reason is None and time.monotonic() < deadline:
+    time.sleep(0.01)
+sys.stderr.write(str(stop.reason))
+"""
+
+_LAUNCHER = """
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).stdout.readline()
+"""
+
+
+def test_a_launcher_that_ends_before_the_trainer_exists_ends_the_run() -> None:
+    run = subprocess.run([sys.executable, "-c", _LAUNCHER, _ORPHAN], capture_output=True, text=True, check=False, timeout=30)
+    assert run.stderr == "the launcher exited"
+
+
 def test_a_process_that_hangs_says_where_and_ends() -> None:
     run = subprocess.run(
         [sys.executable, "-c", _HANGING.format(seconds=0.5)], capture_output=True, text=True, check=False, timeout=30
