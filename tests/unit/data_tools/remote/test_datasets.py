@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -162,6 +163,28 @@ def test_wrong_bytes_in_the_bucket_are_one_error(local: Path, url: str, *, piece
     with pytest.raises(StorageError, match=rf"{url}/{shard.file}: bytes 0 to \d+ differ from those that were uploaded"):
         Dataset.open(url).open_store().read_rows(rows)
     assert any(shard.file in problem for problem in verify_dataset(url))
+
+
+def test_a_table_with_wrong_bytes_never_gets_its_name(
+    local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed before it tries again must not leave a table that the next one uses."""
+    upload(local, url)
+    content = bytearray((local / "samples.parquet").read_bytes())
+    content[1000] ^= 1
+    Bucket(url).write("samples.parquet", bytes(content))
+    original, attempts, found = Bucket.download, list[str](), list[Path]()
+
+    def download(self: Bucket, name: str, size: int, consume: Callable[[Any], object]) -> None:
+        attempts.append(name)
+        found.extend(cache.rglob("samples.parquet"))
+        original(self, name, size, consume)
+
+    monkeypatch.setattr(Bucket, "download", download)
+    with pytest.raises(StorageError, match=rf"{url}/samples.parquet: content differs from the manifest \(4 attempts\)"):
+        Dataset.open(url)
+    assert attempts.count("samples.parquet") == 4
+    assert found == []
 
 
 def test_a_full_disk_of_the_cache_is_one_error(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
