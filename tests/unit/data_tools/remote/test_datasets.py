@@ -3,6 +3,7 @@
 import errno
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from dataset_fixtures import write_dataset
 
 from data_tools import cli
 from data_tools.build.conversion import convert_dataset
+from data_tools.files import lock_file
 from data_tools.remote import dataset_files
 from data_tools.remote.bucket import Bucket, StorageError
 from data_tools.remote.dataset_files import open_location
@@ -272,6 +274,32 @@ def test_an_interrupted_upload_of_a_dataset_that_has_changed_since_starts_again(
     assert cli.main(["split", str(local), "--plan", "random"]) == 0
     assert cli.main(command) == 0
     assert Dataset.open(url).manifest.splits == Dataset.open(local).manifest.splits
+
+
+def test_abandoned_uploads_are_removed(local: Path, url: str, cache: Path) -> None:
+    uploads = cache / "uploads"
+    month = 30 * 24 * 3600
+    for name, age in {"old": month + 60, "recent": month - 60, "resumed": month + 60, "held": month + 60}.items():
+        (uploads / name / ".build").mkdir(parents=True)
+        (uploads / name / ".build" / "chunk").write_text(name)
+        (uploads / f"{name}.lock").touch()
+        for path in (uploads / name / ".build" / "chunk", uploads / name / ".build", uploads / name):
+            os.utime(path, (time.time() - age,) * 2)
+    os.utime(uploads / "resumed" / ".build" / "chunk")
+    with lock_file(uploads / "held.lock"):
+        upload(local, url)
+    names = {"recent", "resumed", "held"}
+    assert {path.name for path in uploads.iterdir()} == names | {f"{name}.lock" for name in names}
+    assert all((uploads / name / ".build" / "chunk").read_text() == name for name in names)
+
+
+def test_two_commands_do_not_write_one_dataset(local: Path, url: str, cache: Path) -> None:
+    with output_folder(url) as out:
+        convert_dataset(local, out, Dataset.open(local).manifest.encoding, num_workers=1)
+        with pytest.raises(DatasetError, match=f"{url}: another command is writing this dataset"):
+            upload(local, url)
+    assert list(verify_dataset(url)) == []
+    assert not any((cache / "uploads").iterdir())
 
 
 def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
