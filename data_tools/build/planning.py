@@ -207,10 +207,10 @@ def make_plan(
         database.execute(_FIND_REPEATS)
         database.execute(_FIND_KNOWN_PATIENTS)
         database.execute("CREATE TABLE other_signals (signal_low UBIGINT, signal_high UBIGINT, dataset BIGINT)")
-        for number, other in enumerate(others):
+        for index, other in enumerate(others):
             for hashes in read_hashes(other):
                 database.register("hashes", hashes)
-                database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [number])
+                database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [index])
         database.execute(_FIND_ELSEWHERE)
         database.execute(_FIND_LEFT_OUT)
         database.execute(_FIND_LINKS)

@@ -118,25 +118,25 @@ class OpenZarrShard(OpenShard):
         """Number of crops in the shard."""
         return sum(offset != _NO_CHUNK for offset, _ in self._index)
 
-    def read_crop(self, number: int, out: NDArray[np.int16]) -> None:
+    def read_crop(self, index: int, out: NDArray[np.int16]) -> None:
         """Reads a crop into int16 [12, 5000], C-ordered.
 
         Raises:
             ShardError: the shard does not contain the crop, or it is damaged.
         """
-        offset, size = self._index[number] if 0 <= number < len(self._index) else (_NO_CHUNK, 0)
+        offset, size = self._index[index] if 0 <= index < len(self._index) else (_NO_CHUNK, 0)
         if offset == _NO_CHUNK:
-            raise self.error(f"has no crop {number}")
+            raise self.error(f"has no crop {index}")
         data = bytearray(size)
         self.read(memoryview(data), offset)
         chunk = _remove_crc(data)
         if chunk is None:
-            raise self.error(f"is damaged at byte {offset}, in crop {number}")
+            raise self.error(f"is damaged at byte {offset}, in crop {index}")
         self._compression.decode(chunk, out)
 
 
 class ZarrStore(ShardStore):
-    """Stores crops in zarr arrays; offset is the number of the crop in its shard."""
+    """Stores crops in zarr arrays; ``offset`` is the index of the crop in its shard."""
 
     folder = _FOLDER
     shard_class = OpenZarrShard
@@ -147,9 +147,9 @@ class ZarrStore(ShardStore):
         assert out.shape == (len(places), len(leads), CROP_SAMPLES), f"unexpected shape {out.shape}"
         crop = np.empty(_CROP_SHAPE, np.int16)
         is_whole = len(leads) == len(LEADS)
-        for i, shard, number in self._in_file_order(places):
+        for i, shard, index in self._in_file_order(places):
             assert isinstance(shard, OpenZarrShard), f"unexpected class {type(shard)}"
-            shard.read_crop(number, out[i] if is_whole else crop)
+            shard.read_crop(index, out[i] if is_whole else crop)
             if not is_whole:
                 np.take(crop, leads, axis=0, out=out[i])
 
@@ -211,24 +211,24 @@ class ZarrStore(ShardStore):
             yield f"{shard.file}: has {shard.count} crops, but {len(rows)} rows in {SAMPLES_FILE}"
             rows = None
         crop = np.empty(_CROP_SHAPE, np.int16)
-        for number, row in zip(range(shard.count), repeat(None) if rows is None else iterate_rows(rows), strict=False):
-            name = number if row is None else row["key"]
+        for index, row in zip(range(shard.count), repeat(None) if rows is None else iterate_rows(rows), strict=False):
+            name = index if row is None else row["key"]
             try:
-                opened.read_crop(number, crop)
+                opened.read_crop(index, crop)
             except ShardError:
                 yield f"{shard.file}: crop {name} is damaged"
                 continue
-            problem = _check_crop(crop, number, row)
+            problem = _check_crop(crop, index, row)
             if problem:
                 yield f"{shard.file}: crop {name}: {problem}"
 
 
-def _check_crop(crop: NDArray[np.int16], number: int, row: dict[str, Any] | None) -> str | None:
+def _check_crop(crop: NDArray[np.int16], index: int, row: dict[str, Any] | None) -> str | None:
     """Returns the problem with a crop, or None."""
     if row is None:
         return None
-    if row["offset"] != number:
-        return f"has number {number} in its shard, but {row['offset']} in {SAMPLES_FILE}"
+    if row["offset"] != index:
+        return f"has number {index} in its shard, but {row['offset']} in {SAMPLES_FILE}"
     if hash_signal(crop).hex() != row["signal_hash"]:
         return "the signal has changed since it was written"
     num_valid = row["num_valid_samples"]
