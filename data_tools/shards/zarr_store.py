@@ -10,6 +10,7 @@ https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.htm
 and length of each in bytes (both 2**64 - 1 for those left out), then the CRC of these numbers.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
-import numcodecs.blosc
 import numpy as np
 import pyarrow as pa
-from numcodecs.blosc import Blosc
-from numcodecs.pcodec import PCodec
 from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
@@ -50,31 +48,50 @@ _ATTRIBUTES = {
     "unit": "uV",
     "sampling_rate": SAMPLING_RATE,
 }
-# With its own threads, Blosc may write the blocks of a chunk in any order, so the bytes would vary.
-numcodecs.blosc.use_threads = False
-_PCODEC = PCodec(level=8)
-_BLOSC = Blosc(cname="zstd", clevel=5, shuffle=Blosc.BITSHUFFLE)
+_PCODEC_OPTIONS = {"level": 8}
+_BLOSC_OPTIONS = {"typesize": 2, "cname": "zstd", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+
+
+# numcodecs is slow to import, and tar shards do not need it.
+@functools.cache
+def _pcodec() -> Any:
+    from numcodecs.pcodec import PCodec
+
+    return PCodec(**_PCODEC_OPTIONS)
+
+
+@functools.cache
+def _blosc() -> Any:
+    from numcodecs import blosc
+
+    # With its own threads, Blosc may write the blocks of a chunk in any order, so the bytes would vary.
+    blosc.use_threads = False
+    return blosc.Blosc(cname="zstd", clevel=5, shuffle=blosc.Blosc.BITSHUFFLE)
+
+
+class _Raw:
+    """No compression, with the interface of numcodecs."""
+
+    @staticmethod
+    def encode(crop: NDArray[np.int16]) -> bytes:
+        return crop.tobytes()
+
+    @staticmethod
+    def decode(data: bytes, out: NDArray[np.int16]) -> None:
+        out[...] = np.frombuffer(data, "<i2").reshape(out.shape)
 
 
 class _Compression(NamedTuple):
-    """The codecs of a compression in zarr's metadata, and functions that do the same."""
+    """The codecs of a compression in zarr's metadata, and a function that returns a codec of numcodecs that does the same."""
 
     codecs: list[dict[str, Any]]
-    encode: Callable[[NDArray[np.int16]], bytes]
-    decode: Callable[[bytes, NDArray[np.int16]], object]
+    make_codec: Callable[[], Any]
 
 
-def _copy(data: bytes, out: NDArray[np.int16]) -> None:
-    out[...] = np.frombuffer(data, "<i2").reshape(out.shape)
-
-
-_BLOSC_OPTIONS = {"typesize": 2, "cname": "zstd", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
 _COMPRESSIONS = {
-    "pcodec": _Compression(
-        [{"name": "numcodecs.pcodec", "configuration": {"level": _PCODEC.level}}], _PCODEC.encode, _PCODEC.decode
-    ),
-    "blosc": _Compression([_BYTES_CODEC, {"name": "blosc", "configuration": _BLOSC_OPTIONS}], _BLOSC.encode, _BLOSC.decode),
-    "none": _Compression([_BYTES_CODEC], np.ndarray.tobytes, _copy),
+    "pcodec": _Compression([{"name": "numcodecs.pcodec", "configuration": _PCODEC_OPTIONS}], _pcodec),
+    "blosc": _Compression([_BYTES_CODEC, {"name": "blosc", "configuration": _BLOSC_OPTIONS}], _blosc),
+    "none": _Compression([_BYTES_CODEC], _Raw),
 }
 
 
@@ -87,7 +104,8 @@ class OpenZarrShard(OpenShard):
 
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
         super().__init__(dataset, shard)
-        capacity, self._compression = _read_metadata(dataset, shard)
+        capacity, compression = _read_metadata(dataset, shard)
+        self._decode = compression.make_codec().decode
         size = _index_bytes(capacity)
         if shard.size < size:
             raise self.error("has no index")
@@ -132,7 +150,7 @@ class OpenZarrShard(OpenShard):
         chunk = _remove_crc(data)
         if chunk is None:
             raise self.error(f"is damaged at byte {offset}, in crop {index}")
-        self._compression.decode(chunk, out)
+        self._decode(chunk, out)
 
 
 class ZarrStore(ShardStore):
@@ -159,7 +177,7 @@ class ZarrStore(ShardStore):
     ) -> WrittenShard:
         """Writes a shard; see :meth:`ShardStore.write_shard`."""
         assert options.compression is not None, "a zarr array needs a compression"
-        encode = _COMPRESSIONS[options.compression].encode
+        encode = _COMPRESSIONS[options.compression].make_codec().encode
         file = f"{cls.folder}/{_array_name(split, options)}/c.{number - options.first}.0.0"
         (dataset / file).parent.mkdir(parents=True, exist_ok=True)
         index = np.full((options.capacity, 2), _NO_CHUNK, "<u8")
