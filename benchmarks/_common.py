@@ -63,11 +63,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, or its class if the message is empty."""
-    return next(iter(str(error).splitlines()), "") or type(error).__name__
-
-
 def print_environment(environment: Mapping[str, Any]) -> None:
     """Prints the environment in two lines."""
     gpus = ", ".join(environment["gpus"]) or "no GPU"

@@ -3,7 +3,7 @@
 import html
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -164,21 +164,46 @@ def column_titles(table: int) -> list[str]:
     return [f"{'P-' if table != 2 and n < 12 else ''}{n}-lead" for n in LEAD_COUNTS]
 
 
+class Section(NamedTuple):
+    """What a page shows of one table.
+
+    Attributes:
+        title: number and title of the table.
+        columns: titles of all columns but the first.
+        rows: for each row, its scores by number of leads, and whether each is the best of its column.
+        claims: see :func:`claim_rows`.
+    """
+
+    title: str
+    columns: list[str]
+    rows: list[tuple[Row, list[tuple[Score | None, bool]]]]
+    claims: list[list[str]]
+
+
+def make_sections(table: Table) -> Iterator[Section]:
+    """Yields the sections of a page."""
+    best = best_rows(table)
+    for number in sorted({row.table for row in table}):
+        rows = [
+            (row, [(scores.get(n), (row, n) in best) for n in LEAD_COUNTS])
+            for row, scores in table.items()
+            if row.table == number
+        ]
+        title = f"Table {number}. {TABLES[number]}"
+        yield Section(title, ["task", *column_titles(number)], rows, claim_rows(table, number))
+
+
 def to_markdown(table: Table, facts: Mapping[str, str]) -> str:
     """Returns all tables as Markdown, with the facts above."""
-    best = best_rows(table)
     lines = [*(f"{name}: {value}  " for name, value in facts.items()), "", NOTE]
-    for number in sorted({row.table for row in table}):
-        titles = ["method", "task", *column_titles(number)]
-        lines += ["", f"### Table {number}. {TABLES[number]}", "", _line(titles), _line(["---", "---"] + ["---:"] * 5)]
-        for row, scores in table.items():
-            if row.table == number:
-                cells = [_markdown_cell(scores.get(n), is_best=(row, n) in best) for n in LEAD_COUNTS]
-                lines.append(_line([row.method, row.task, *cells]))
-        claims = claim_rows(table, number)
-        if claims:
-            titles = ["difference", *titles[1:]]
-            lines += ["", CLAIMS_NOTE, "", _line(titles), _line(["---", "---"] + ["---:"] * 5), *map(_line, claims)]
+    for section in make_sections(table):
+        rows = [
+            [row.method, row.task, *(_markdown_cell(score, is_best=is_best) for score, is_best in cells)]
+            for row, cells in section.rows
+        ]
+        lines += ["", f"### {section.title}", "", *_markdown_table(["method", *section.columns], rows)]
+        if section.claims:
+            lines += ["", CLAIMS_NOTE, "", *_markdown_table(["difference", *section.columns], section.claims)]
     return "\n".join(lines) + "\n"
 
 
@@ -191,8 +216,9 @@ def claim_rows(table: Table, number: int) -> list[list[str]]:
     return [[*names, *(cells.get(n, "–") for n in LEAD_COUNTS)] for names, cells in sorted(rows.items())]
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _markdown_table(titles: Sequence[str], rows: Iterable[Iterable[str]]) -> list[str]:
+    lines = [titles, ["---", "---"] + ["---:"] * len(LEAD_COUNTS), *rows]
+    return [f"| {' | '.join(cells)} |" for cells in lines]
 
 
 def _markdown_cell(score: Score | None, *, is_best: bool) -> str:
@@ -221,7 +247,6 @@ dl { display: grid; grid-template-columns: max-content 1fr; gap: .1rem 1rem; } d
 
 def to_html(table: Table, facts: Mapping[str, str], title: str) -> str:
     """Returns all tables as a self-contained HTML page."""
-    best = best_rows(table)
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -230,26 +255,31 @@ def to_html(table: Table, facts: Mapping[str, str], title: str) -> str:
         *(f"<dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd>" for name, value in facts.items()),
         f"</dl><p>{html.escape(NOTE.replace('in parentheses', 'below, in gray,'))}</p>",
     ]  # fmt: skip
-    for number in sorted({row.table for row in table}):
-        heads = "".join(f"<th>{name}</th>" for name in ["method", "task", *column_titles(number)])
-        parts += [f"<h2>Table {number}. {html.escape(TABLES[number])}</h2>", f'<div class="wide"><table><tr>{heads}</tr>']
-        previous = None
-        for row, scores in table.items():
-            if row.table == number:
-                cells = "".join(_html_cell(scores.get(n), is_best=(row, n) in best) for n in LEAD_COUNTS)
-                same = ' class="same"' if row.method == previous else ""
-                method = html.escape(row.method)
-                parts.append(f'<tr{same}><td class="method">{method}</td><td class="task">{row.task}</td>{cells}</tr>')
-                previous = row.method
-        parts.append("</table></div>")
-        claims = claim_rows(table, number)
-        if claims:
-            parts += [f"<p>{html.escape(CLAIMS_NOTE)}</p>", f'<div class="wide"><table><tr>{heads}</tr>']
-            for method, task, *texts in claims:
-                cells = "".join(f"<td{_BEST * text.endswith('✓')}>{text}</td>" for text in texts)
-                parts.append(f'<tr><td class="method">{html.escape(method)}</td><td class="task">{task}</td>{cells}</tr>')
-            parts.append("</table></div>")
+    for section in make_sections(table):
+        rows = []
+        previous = ""
+        for row, cells in section.rows:
+            scores = "".join(_html_cell(score, is_best=is_best) for score, is_best in cells)
+            rows.append(_html_row(row.method, row.task, scores, is_same=row.method == previous))
+            previous = row.method
+        parts += [f"<h2>{html.escape(section.title)}</h2>", *_html_table(section.columns, rows)]
+        if section.claims:
+            rows = [
+                _html_row(methods, task, "".join(f"<td{_BEST * text.endswith('✓')}>{text}</td>" for text in texts))
+                for methods, task, *texts in section.claims
+            ]
+            parts += [f"<p>{html.escape(CLAIMS_NOTE)}</p>", *_html_table(section.columns, rows)]
     return "\n".join([*parts, "</body></html>", ""])
+
+
+def _html_table(columns: Sequence[str], rows: Iterable[str]) -> list[str]:
+    heads = "".join(f"<th>{name}</th>" for name in ["method", *columns])
+    return [f'<div class="wide"><table><tr>{heads}</tr>', *rows, "</table></div>"]
+
+
+def _html_row(method: str, task: str, cells: str, *, is_same: bool = False) -> str:
+    same = ' class="same"' if is_same else ""
+    return f'<tr{same}><td class="method">{html.escape(method)}</td><td class="task">{task}</td>{cells}</tr>'
 
 
 def _html_cell(score: Score | None, *, is_best: bool) -> str:

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import numpy as np
 import obstore
 import torch
-from _common import first_line
 from _peer import CROP_BYTES, SEED, SHUFFLE_BUFFER, SPLIT, Crop, Peer, Reading, num_rows, read_crops, to_segments
 from obstore.store import S3Store
 from torch import Tensor
@@ -29,6 +28,7 @@ from data_tools.remote.options import CacheOptions
 from data_tools.remote.upload import output_folder
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import Encoding
+from data_tools.validation import first_line
 from engine.data import CropStore, DataOptions, SampleOrder, make_loader
 
 # Crops in a chunk of litdata's and a shard of mosaicml-streaming's: about their default size of 64 MB.

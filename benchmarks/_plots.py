@@ -78,11 +78,11 @@ def _scaling(result: Result) -> Figure:
     figure = Figure(figsize=(7.2, 3.2), layout="constrained")
     axes = figure.add_subplot()
     width = 0.8 / len(stages)
-    for number, stage in enumerate(stages):
-        speeds = [run["stages"][number]["crops_per_second"] for run in runs]
+    for index, stage in enumerate(stages):
+        speeds = [run["stages"][index]["crops_per_second"] for run in runs]
         middle = [speed["median"] for speed in speeds]
         errors = [[speed["median"] - speed["min"] for speed in speeds], [speed["max"] - speed["median"] for speed in speeds]]
-        positions = [position - 0.4 + width * (number + 0.5) for position in range(len(runs))]
+        positions = [position - 0.4 + width * (index + 0.5) for position in range(len(runs))]
         axes.bar(
             positions, middle, 0.9 * width, color=_STAGES[stage], label=f"ZeRO-{stage}", yerr=errors, error_kw={"elinewidth": 1}
         )

@@ -86,7 +86,7 @@ class Candidate:
         # In the device's time: the host requests batches faster than a GPU computes them.
         timer, num_batches, start = DeviceTimer(self.device), 0, time.perf_counter()
         timer.mark()
-        while time.perf_counter() - start < seconds:
+        while num_batches == 0 or time.perf_counter() - start < seconds:
             next(self.batches)
             num_batches += 1
         timer.mark()
@@ -231,6 +231,8 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     arguments = parser.parse_args(words)
     if min(arguments.threads, arguments.batch_size, arguments.prefetch, arguments.repeats, arguments.disk) < 1:
         parser.error("--threads, --batch-size, --prefetch, --repeats and --disk must be at least 1")
+    if not arguments.seconds > 0:
+        parser.error("--seconds must be above 0")
     return arguments
 
 

@@ -15,13 +15,14 @@ from typing import Any, get_args
 
 import torch
 from _breakdown import measure_part
-from _common import environment, first_line, print_environment, print_table, write_json
+from _common import environment, print_environment, print_table, write_json
 from _step_parts import Call, Part
 from _steps import PRESET
 from _timing import Roofline, measure_roofline
 from torch import nn
 
 from data_tools.recording import SEGMENT_SAMPLES
+from data_tools.validation import first_line
 from engine.config import PretrainConfig, load_config
 from engine.device import DTYPES, select_device
 from engine.models import EncoderOptions, feature_encoder, positional, transformer

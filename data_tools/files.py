@@ -4,7 +4,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, TextIO
 
@@ -52,21 +52,25 @@ def hash_file(path: Path) -> str:
 def lock_file(path: Path) -> TextIO:
     """Creates a file and locks it until the returned file is closed, or the process ends.
 
-    On a network file system without locks the file is created but not locked.
+    The holder may remove the file. On a network file system without locks the file is created but not locked.
 
     Raises:
         BlockingIOError: another process holds the lock.
         OSError: the file cannot be created.
     """
-    file = path.open("w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise
-    except OSError:
-        pass
-    return file
+    while True:
+        file = path.open("w")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise
+        except OSError:
+            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                return file
+        file.close()  # its last holder removed it between the two calls above, so it no longer locks anything
 
 
 def printable(path: Path | str) -> str:

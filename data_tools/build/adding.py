@@ -87,19 +87,20 @@ def add_recordings(
     dataset = Dataset.open(folder)
     options = _options(dataset, recordings)
     found = make_source(options.source, options.inputs, options.accept).find()
-    staging.mkdir(exist_ok=True)
     with state.lock(staging):
-        _remove_outdated(staging, dataset)
-        known = KnownCrops(dataset, options.seed)
         try:
+            if Dataset.open(folder).fingerprint != dataset.fingerprint:
+                raise BuildError(f"{folder}: another command has changed this dataset meanwhile; run the command again")
+            _remove_outdated(staging, dataset)
+            known = KnownCrops(dataset, options.seed)
             files = Listing(staging / _LISTING_FILE, found, options.limit, known.key_prefixes())
         except ValueError:
             if not state.has_begun(staging):
-                shutil.rmtree(staging)
+                state.empty_staging(staging)
             raise
         with closing(files):
             summary = _add(known, options, files, pool)
-    shutil.rmtree(staging)
+        state.empty_staging(staging)
     return summary
 
 

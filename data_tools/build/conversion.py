@@ -14,7 +14,14 @@ import pyarrow as pa
 
 from data_tools.build.options import BuildError, choose_compression, format_options
 from data_tools.build.sharding import ShardId, describe_tables, write_arrays, write_samples, write_shard, write_shards
-from data_tools.build.state import STAGING_FOLDER, check_identity, check_output, lock, remove_temporary_files
+from data_tools.build.state import (
+    STAGING_FOLDER,
+    check_identity,
+    check_output,
+    empty_staging,
+    lock,
+    remove_temporary_files,
+)
 from data_tools.build.workers import Workers
 from data_tools.files import atomic_write, sync
 from data_tools.remote.locations import display
@@ -72,14 +79,16 @@ def convert_dataset(
     dataset = Dataset.open(path)
     compression = choose_compression(encoding, compression)
     if (out / MANIFEST_FILE).exists():
-        raise BuildError(f"{out}: contains a dataset; choose another folder, or remove this one")
+        raise _contains_dataset(out)
     check_output(out)
     manifest = dataset.manifest
     others = {name: value for name, value in manifest.build.options.items() if name not in {"format", "compression"}}
     build = manifest.build.model_copy(update={"options": others | format_options(encoding, compression)})
     staging = out / STAGING_FOLDER
-    staging.mkdir(parents=True, exist_ok=True)
     with lock(staging):
+        if (out / MANIFEST_FILE).exists():  # another conversion has finished it since
+            empty_staging(staging)
+            raise _contains_dataset(out)
         check_identity(build.model_dump(mode="json"), dataset.fingerprint, staging)
         remove_temporary_files(out)
         tasks = _make_tasks(dataset, out, encoding, compression)
@@ -100,8 +109,12 @@ def convert_dataset(
         }
         write_manifest(out, manifest.model_copy(update=changes).with_fingerprint())
         sync(out)
-    shutil.rmtree(staging)
+        empty_staging(staging)
     return Dataset.open(out)
+
+
+def _contains_dataset(out: Path) -> BuildError:
+    return BuildError(f"{out}: contains a dataset; choose another folder, or remove this one")
 
 
 def _make_tasks(dataset: Dataset, out: Path, encoding: Encoding, compression: str | None) -> list[_ConversionTask]:

@@ -7,10 +7,9 @@ The bytes depend on input, options and seed only. Memory does not grow with the 
 shard. While it is being built, a dataset needs twice its size on disk, under ``OUT/.build``.
 """
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -79,17 +78,24 @@ def build_dataset(
     options = options.resolve()
     staging = out / state.STAGING_FOLDER
     if (out / MANIFEST_FILE).exists():
-        return _finished(options, out)
+        summary = _finished(options, out)
+        if staging.exists():
+            with suppress(BuildError, OSError), state.lock(staging):
+                state.empty_staging(staging)
+        return summary
     state.check_output(out)
     found = make_source(options.source, options.inputs, options.accept).find()
-    staging.mkdir(parents=True, exist_ok=True)
-    try:
-        with state.lock(staging), closing(_list_recordings(found, options.limit, staging)) as files:
-            manifest = _build(options, out, files, pool)
-    except _NothingUsableError:
-        shutil.rmtree(staging)
-        raise
-    shutil.rmtree(staging)
+    with state.lock(staging):
+        if (out / MANIFEST_FILE).exists():  # another build has finished it since
+            state.empty_staging(staging)
+            return _finished(options, out)
+        try:
+            with closing(_list_recordings(found, options.limit, staging)) as files:
+                manifest = _build(options, out, files, pool)
+        except _NothingUsableError:
+            state.empty_staging(staging)
+            raise
+        state.empty_staging(staging)
     return _summarize(out, manifest)
 
 
@@ -134,7 +140,6 @@ def _finished(options: BuildOptions, out: Path) -> BuildSummary:
         raise BuildError(
             f"{display(out)}: contains a dataset with other options ({other}); choose another folder, or remove this one"
         )
-    shutil.rmtree(out / state.STAGING_FOLDER, ignore_errors=True)
     return replace(_summarize(out, manifest), was_finished=True)
 
 
@@ -144,7 +149,7 @@ def _list_recordings(found: Iterator[RecordingFile], limit: int | None, staging:
         return Listing(staging / _LISTING_FILE, found, limit)
     except ValueError:
         if not state.has_begun(staging):
-            shutil.rmtree(staging)
+            state.empty_staging(staging)
         raise
 
 

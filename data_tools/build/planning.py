@@ -21,52 +21,56 @@ from data_tools.splits import PRETRAIN, SPLITS, VALID, find_representatives, num
 
 _CHUNKS_PER_BATCH = 100
 
-# Crops whose signal is already in the dataset. `known` is empty in a build.
+# Crops whose signal is already in the dataset. In a build there is none: `known` is empty.
 _FIND_KNOWN_REPEATS = """
     CREATE TABLE known_repeats AS
     SELECT position, recording, crops.patient, known.patient AS known_patient, known.row
     FROM crops JOIN known USING (signal_low, signal_high)
 """
-# Other signals that occur more than once. A separate table, because joining and grouping at once takes more memory.
+# All other signals that occur more than once in the input, each with its first crop. A separate table, because grouping and
+# joining in one query takes more memory.
 _FIND_REPEATED_SIGNALS = """
     CREATE TABLE repeated_signals AS
     SELECT signal_low, signal_high, min(position) AS original,
         arg_min(recording, position) AS original_recording, arg_min(patient, position) AS original_patient
     FROM crops ANTI JOIN known_repeats USING (position) GROUP BY signal_low, signal_high HAVING count(*) > 1
 """
-# Crops whose signal occurs earlier in the input, with the recording and patient of its first occurrence.
+# Crops that repeat the signal of an earlier crop, with the recording and patient of the first crop that has it.
 _FIND_REPEATS = """
     CREATE TABLE repeats AS
     SELECT position, recording, patient, original_recording, original_patient
     FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
 """
-# Crops whose signal another dataset contains.
+# Crops whose signal is in one of the other datasets.
 _FIND_ELSEWHERE = """
     CREATE TABLE elsewhere AS
     SELECT position, any_value(recording) AS recording, min(dataset) AS dataset
     FROM crops JOIN other_signals USING (signal_low, signal_high) GROUP BY position
 """
-# One table for all of them, because each join takes memory.
+# All crops that are left out. One table, because joining three would take more memory.
 _FIND_LEFT_OUT = """
     CREATE TABLE left_out AS
     SELECT position FROM repeats UNION SELECT position FROM known_repeats UNION SELECT position FROM elsewhere
 """
-# Patients who are already in the dataset: those of the input, and those who share signals with them.
+# Patients of the dataset who have new crops, or whose signals are repeated by new crops.
 _FIND_KNOWN_PATIENTS = """
     CREATE TABLE known_patients AS
     SELECT DISTINCT patient, is_valid FROM known
     SEMI JOIN (SELECT patient FROM crops UNION SELECT known_patient AS patient FROM known_repeats) USING (patient)
 """
+# Pairs of patients with a signal in common.
 _FIND_LINKS = """
     CREATE TABLE links AS
     SELECT patient, original_patient AS other FROM repeats WHERE patient <> original_patient
     UNION SELECT patient, known_patient FROM known_repeats WHERE patient <> known_patient
 """
+# Pairs of which neither patient is in the dataset.
 _FIND_LINKS_OF_NEW = """
     SELECT patient, other FROM links
     WHERE patient NOT IN (SELECT patient FROM known_patients) AND other NOT IN (SELECT patient FROM known_patients) ORDER BY ALL
 """
-# The splits that follow from the dataset: for its patients, and for groups of new ones from the patients they are linked to.
+# Patients whose split is settled: those of the dataset, and groups of new ones who are linked to them. `is_in_both`: they are
+# linked to both splits.
 _FIND_SETTLED = """
     CREATE TABLE settled AS
     WITH neighbors AS (
@@ -82,6 +86,7 @@ _FIND_SETTLED = """
     SELECT representative, bool_and(is_valid) AS is_valid, bool_and(is_valid) <> bool_or(is_valid) AS is_in_both
     FROM splits GROUP BY ALL
 """
+# The crops that are not left out, with the split of their patient, if it is settled.
 _FIND_NEW = """
     CREATE VIEW new AS
     SELECT crops.*, coalesce(linked.representative, patient) AS representative, is_valid,
@@ -89,10 +94,11 @@ _FIND_NEW = """
     FROM crops ANTI JOIN left_out USING (position) LEFT JOIN linked USING (patient)
     LEFT JOIN settled ON settled.representative = coalesce(linked.representative, patient)
 """
-# `is_valid` is NULL for patients who are not in the dataset.
+# The crops to use. `is_valid` is NULL for patients whose split is not settled.
 _FIND_USED = "CREATE VIEW used AS FROM new WHERE NOT is_in_both"
-# The patients before the n-th, in the order of their hashes, are for validation.
+# Patients whose split is not settled are sorted by their hashes, and the first n are for validation. This finds the next one.
 _FIND_SPLIT = "SELECT DISTINCT representative FROM used WHERE is_valid IS NULL ORDER BY ALL LIMIT 1 OFFSET ?"
+# What each split gets.
 _COUNT = """
     SELECT coalesce(is_valid, representative < ?), count(DISTINCT recording) AS recordings,
         count(DISTINCT patient) FILTER (patient NOT IN (SELECT patient FROM known)) AS patients,
@@ -207,10 +213,10 @@ def make_plan(
         database.execute(_FIND_REPEATS)
         database.execute(_FIND_KNOWN_PATIENTS)
         database.execute("CREATE TABLE other_signals (signal_low UBIGINT, signal_high UBIGINT, dataset BIGINT)")
-        for number, other in enumerate(others):
+        for index, other in enumerate(others):
             for hashes in read_hashes(other):
                 database.register("hashes", hashes)
-                database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [number])
+                database.execute("INSERT INTO other_signals SELECT *, ? FROM hashes", [index])
         database.execute(_FIND_ELSEWHERE)
         database.execute(_FIND_LEFT_OUT)
         database.execute(_FIND_LINKS)

@@ -164,11 +164,14 @@ def _work(connection: "Connection[Any, Any]", part: _CurrentPart) -> None:
     """Runs in a worker process until its parent ends."""
     global _current  # noqa: PLW0603 -- set once, before any task
     _current = part
-    _limit_memory()
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    is_limited = False
     with suppress(EOFError, BrokenPipeError):
         while True:
             function, task = connection.recv()
+            if not is_limited:  # only now, because the modules that this function needs do not count
+                _limit_memory()
+                is_limited = True
             try:
                 answer = ("result", function(task))
             except Exception as error:  # noqa: BLE001 -- raised again in the parent

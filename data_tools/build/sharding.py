@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,15 +16,17 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from data_tools.build.options import BuildOptions
-from data_tools.build.planning import Plan
 from data_tools.build.staging import crops_path
-from data_tools.build.workers import Workers
 from data_tools.files import atomic_write, hash_file, sync
 from data_tools.shards.manifest import QUALITY_FILE, REJECTED_FILE, SAMPLES_FILE, Encoding, FileInfo, ShardInfo
 from data_tools.shards.store import ShardOptions, StoredCrop
 from data_tools.shards.stores import STORES
 from data_tools.shards.tables import SAMPLES_SCHEMA, samples_table, write_groups
 from data_tools.shards.tar import SIGNAL_BYTES
+
+if TYPE_CHECKING:  # workers need neither
+    from data_tools.build.planning import Plan
+    from data_tools.build.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ _Task = TypeVar("_Task", bound=_HasShard)
 
 
 def list_shards(
-    plan: Plan, out: Path, staging: Path, options: BuildOptions, first_shards: Mapping[str, int] = MappingProxyType({})
+    plan: "Plan", out: Path, staging: Path, options: BuildOptions, first_shards: Mapping[str, int] = MappingProxyType({})
 ) -> list[ShardId]:
     """Returns the shards of a plan, in the order of the dataset.
 
@@ -81,7 +83,7 @@ def list_shards(
     ]
 
 
-def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTask]:
+def make_shard_tasks(plan: "Plan", shards: Sequence[ShardId]) -> Iterator[ShardTask]:
     """Yields a task for each shard of a plan, in the same order."""
     for split, split_shards in itertools.groupby(shards, lambda shard: shard.split):
         first, *others = split_shards
@@ -90,7 +92,7 @@ def make_shard_tasks(plan: Plan, shards: Sequence[ShardId]) -> Iterator[ShardTas
 
 
 def write_shards(
-    shards: Sequence[ShardId], tasks: Iterable[_Task], write: Callable[[_Task], None], workers: Workers
+    shards: Sequence[ShardId], tasks: Iterable[_Task], write: Callable[[_Task], None], workers: "Workers"
 ) -> list[ShardInfo]:
     """Writes the shards that are missing; returns the manifest entries of all shards."""
     done = {shard.name for shard in shards if _entry_path(shard).exists()}

@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -28,16 +30,46 @@ def check_output(out: Path) -> None:
         raise BuildError(f"{out}: is not empty and contains neither a dataset nor an unfinished build; choose another folder")
 
 
-def lock(staging: Path) -> TextIO:
-    """Keeps other builds out of a folder until the returned file is closed, or the process ends.
+@contextmanager
+def lock(staging: Path) -> Iterator[None]:
+    """Creates a staging folder and keeps other builds out of it. At the end it is removed if it is empty.
 
     Raises:
         BuildError: another build is running.
     """
     try:
-        return lock_file(staging / LOCK_FILE)
-    except BlockingIOError:
-        raise BuildError(f"{staging.parent}: another build is running here; let it finish, or choose another folder") from None
+        with _lock(staging):
+            yield
+    finally:
+        with suppress(OSError):  # not empty: work to resume, or another build has begun
+            staging.rmdir()
+
+
+def _lock(staging: Path) -> TextIO:
+    while True:
+        staging.mkdir(parents=True, exist_ok=True)
+        try:
+            return lock_file(staging / LOCK_FILE)
+        except FileNotFoundError:
+            continue  # another build has just finished and removed the folder
+        except BlockingIOError:
+            raise BuildError(
+                f"{staging.parent}: another build is running here; let it finish, or choose another folder"
+            ) from None
+
+
+def empty_staging(staging: Path) -> None:
+    """Removes the content of a staging folder that this process has locked.
+
+    The record of the options goes after the work that it describes, and last the lock, so that another build finds either a
+    locked folder or nothing.
+    """
+    for path in sorted(staging.iterdir(), key=lambda path: path.name == OPTIONS_FILE):
+        if path.is_dir():
+            shutil.rmtree(path)
+        elif path.name != LOCK_FILE:
+            path.unlink()
+    (staging / LOCK_FILE).unlink()
 
 
 def check_options(options: BuildOptions, files: Iterable[RecordingFile], staging: Path) -> None:

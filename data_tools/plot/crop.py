@@ -94,11 +94,11 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
     num_valid: int = metadata["num_valid_samples"]
     signal = signal_uv / 1000
     rows = _LAYOUTS[layout]
-    places = [np.array_split(np.arange(CROP_SAMPLES), len(leads)) for leads in rows]
+    samples = [np.array_split(np.arange(CROP_SAMPLES), len(leads)) for leads in rows]
     row_of = {lead: row for row, lead in enumerate(LEADS)}
     traces = [
-        np.concatenate([signal[row_of[lead], place] for lead, place in zip(leads, split, strict=True)])
-        for leads, split in zip(rows, places, strict=True)
+        np.concatenate([signal[row_of[lead], shown] for lead, shown in zip(leads, split, strict=True)])
+        for leads, split in zip(rows, samples, strict=True)
     ]
     down = paper.baselines(np.nan_to_num(np.stack(traces)))
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
@@ -109,16 +109,16 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
     sheet = paper.draw_sheet(axes, paper.MARGIN, bottom, sheet_width, sheet_height)
     draw_header(axes, paper.MARGIN, height - paper.MARGIN, metadata)
     start = paper.MARGIN + paper.LABEL
-    for leads, split, trace, offset in zip(rows, places, traces, down, strict=False):
+    for leads, split, trace, offset in zip(rows, samples, traces, down, strict=False):
         zero = bottom + sheet_height - float(offset)
-        for lead, place in zip(leads, split, strict=True):
-            first, x = int(place[0]), paper.MM_PER_SECOND * place[0] / SAMPLING_RATE
+        for lead, shown in zip(leads, split, strict=True):
+            first, x = int(shown[0]), paper.MM_PER_SECOND * shown[0] / SAMPLING_RATE
             # The first lead is named to the left of its trace, the others above theirs.
             paper.draw_lead_name(axes, paper.MARGIN if first == 0 else start + x, zero + (first > 0) * _ABOVE, lead)
             if lead in missing:
                 axes.text(start + x + 2, zero, "missing", fontsize=9, style="italic", color=paper.NOTE, va="center", zorder=4)
             else:
-                paper.draw_trace(axes, sheet, zero, trace[first : min(int(place[-1]) + 1, num_valid)], first)
+                paper.draw_trace(axes, sheet, zero, trace[first : min(int(shown[-1]) + 1, num_valid)], first)
     paper.draw_calibration(axes, paper.MARGIN, bottom + sheet_height - float(down[0]))
     if num_valid < CROP_SAMPLES:
         _draw_padding(axes, start, bottom, sheet_height, num_valid)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import IO
 
 from data_tools.files import atomic_write, lock_file, write_text
 from data_tools.remote.bucket import Bucket, MissingObjectError, StorageError
@@ -105,7 +106,8 @@ class RemoteDataset:
 
     def download(self, name: str, info: FileInfo, path: Path) -> bool:
         """Downloads a file of the dataset to ``path``; returns whether its SHA-256 is the expected one."""
-        return _download(self._bucket, name, info, path)
+        with atomic_write(path) as file:
+            return _download(self._bucket, name, info, file)
 
     def replace_plans(self, table: Path, old: Iterable[str]) -> None:
         """Uploads a table of plans, then the manifest, and deletes the old tables."""
@@ -188,8 +190,7 @@ def _fetch_small_files(bucket: Bucket, content: bytes, folder: Path, options: Ca
             if path.stat().st_size == info.size:
                 continue
         path.parent.mkdir(parents=True, exist_ok=True)
-        if not any(_download(bucket, name, info, path) for _ in range(_ATTEMPTS)):
-            path.unlink()
+        if not any(_download_intact(bucket, name, info, path) for _ in range(_ATTEMPTS)):
             raise StorageError(
                 f"{bucket.url}/{name}: content differs from the manifest ({_ATTEMPTS} attempts); upload the dataset again"
             )
@@ -202,15 +203,27 @@ def _small_files(manifest: Manifest) -> dict[str, FileInfo]:
     return files | ({} if manifest.splits is None else {manifest.splits.file: manifest.splits})
 
 
-def _download(bucket: Bucket, name: str, info: FileInfo, path: Path) -> bool:
+def _download_intact(bucket: Bucket, name: str, info: FileInfo, path: Path) -> bool:
+    """Downloads a file if its SHA-256 is the expected one: later, only its size is checked."""
+    with suppress(_WrongContentError), atomic_write(path) as file:
+        if not _download(bucket, name, info, file):
+            raise _WrongContentError
+        return True
+    return False
+
+
+class _WrongContentError(Exception):
+    """A downloaded file has another SHA-256 than in the manifest."""
+
+
+def _download(bucket: Bucket, name: str, info: FileInfo, file: IO[bytes]) -> bool:
     digest = hashlib.sha256()
-    with atomic_write(path) as file:
 
-        def consume(data: bytes) -> None:
-            file.write(data)
-            digest.update(data)
+    def consume(data: bytes) -> None:
+        file.write(data)
+        digest.update(data)
 
-        bucket.download(name, info.size, consume)
+    bucket.download(name, info.size, consume)
     return digest.hexdigest() == info.sha256
 
 

@@ -2,14 +2,15 @@
 
 import hashlib
 import shutil
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tqdm import tqdm
 
-from data_tools.files import atomic_write, hash_file
+from data_tools.files import atomic_write, hash_file, lock_file
 from data_tools.remote.bucket import Bucket, MissingObjectError
 from data_tools.remote.dataset_files import open_location
 from data_tools.remote.locations import folder_of, url_of
@@ -20,6 +21,8 @@ from data_tools.shards.manifest import MANIFEST_FILE, DatasetError, FileInfo, re
 _NUM_CONNECTIONS = 4
 _MAX_MANIFEST_BYTES = 1 << 30
 _DONE_FILE = ".uploaded"
+_LOCK_SUFFIX = ".lock"
+_SECONDS_TO_KEEP = 30 * 24 * 3600
 
 
 @contextmanager
@@ -34,7 +37,7 @@ def output_folder(location: str | Path, *identity: object, may_exist: bool = Fal
         may_exist: if there is already a dataset at the URL, whether to provide its folder instead of failing.
 
     Raises:
-        DatasetError: there is already a dataset at the URL, or it cannot be written.
+        DatasetError: there is already a dataset at the URL, it cannot be written, or another command is writing it.
     """
     url = url_of(location)
     if url is None:
@@ -52,9 +55,42 @@ def output_folder(location: str | Path, *identity: object, may_exist: bool = Fal
         raise DatasetError(f"{url}: contains a dataset; choose another URL, or remove this one")
     folder = cache_options().folder / "uploads" / hashlib.sha256(repr((url, *identity)).encode()).hexdigest()[:16]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    yield folder
-    _upload(folder, bucket)
-    shutil.rmtree(folder)
+    with _lock(folder, url):
+        _remove_abandoned(folder.parent)
+        yield folder
+        _upload(folder, bucket)
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def _lock(folder: Path, url: str) -> Iterator[None]:
+    """Keeps other commands out of a folder, which may not exist yet."""
+    lock = folder.with_suffix(_LOCK_SUFFIX)
+    try:
+        file = lock_file(lock)
+    except BlockingIOError:
+        raise DatasetError(f"{url}: another command is writing this dataset; let it finish, or choose another URL") from None
+    with file:
+        try:
+            yield
+        finally:
+            if not folder.exists():
+                lock.unlink(missing_ok=True)
+
+
+def _remove_abandoned(uploads: Path) -> None:
+    """Removes folders that no command has worked in for a long time."""
+    for folder in uploads.iterdir():
+        with suppress(OSError):  # also if a command holds the lock, or has just removed the folder
+            if folder.is_dir() and time.time() - _last_change(folder) > _SECONDS_TO_KEEP:
+                lock = folder.with_suffix(_LOCK_SUFFIX)
+                with lock_file(lock):
+                    shutil.rmtree(folder)
+                    lock.unlink(missing_ok=True)
+
+
+def _last_change(folder: Path) -> float:
+    return max(path.stat().st_mtime for path in (folder, *folder.rglob("*")))
 
 
 def _upload(folder: Path, bucket: Bucket) -> None:

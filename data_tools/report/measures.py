@@ -41,17 +41,17 @@ class MeasureCounts:
         self.num_zeros += (measured == 0).sum(axis=0)
         if len(measured):
             self.highest = np.fmax(self.highest, np.fmax.reduce(measured, axis=0))
-        for place in np.ndindex(self.num_zeros.shape):
-            values = measured[:, *place]
+        for index in np.ndindex(self.num_zeros.shape):
+            values = measured[:, *index]
             values = values[values > 0]
             bins = (np.log10(values.astype(np.float64)) - _LOWEST) * _BINS_PER_DECADE
             chosen = np.clip(bins, 0, self.counts.shape[2] - 1).astype(np.int64)
-            self.counts[place] += np.bincount(chosen, minlength=self.counts.shape[2])
+            self.counts[index] += np.bincount(chosen, minlength=self.counts.shape[2])
 
     def num_values(self, measure: Measure) -> int:
         """Returns the number of leads that have a measure."""
-        number = MEASURES.index(measure)
-        return int(self.counts[number].sum() + self.num_zeros[number].sum())
+        row = MEASURES.index(measure)
+        return int(self.counts[row].sum() + self.num_zeros[row].sum())
 
     def maximum(self, measure: Measure) -> float:
         """Returns the highest value of all leads; NaN if there is none."""
@@ -59,11 +59,11 @@ class MeasureCounts:
 
     def quantile(self, measure: Measure, share: float) -> float:
         """Returns the value that a share of all leads does not exceed, accurate to 6 %; NaN if there is no value."""
-        number = MEASURES.index(measure)
+        row = MEASURES.index(measure)
         if not self.num_values(measure):
             return float("nan")
-        cumulated = np.cumsum(np.concatenate([[self.num_zeros[number].sum()], self.counts[number].sum(axis=0)]))
-        place = int(np.searchsorted(cumulated, share * cumulated[-1]))
-        if place == 0:
+        cumulated = np.cumsum(np.concatenate([[self.num_zeros[row].sum()], self.counts[row].sum(axis=0)]))
+        bin_index = int(np.searchsorted(cumulated, share * cumulated[-1]))
+        if bin_index == 0:
             return 0.0
-        return float(min(np.sqrt(self.edges[place - 1] * self.edges[place]), self.maximum(measure)))
+        return float(min(np.sqrt(self.edges[bin_index - 1] * self.edges[bin_index]), self.maximum(measure)))

@@ -130,10 +130,10 @@ def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Pane
 
 def _bad_leads(measures: MeasureCounts) -> Table:
     """Returns how many crops are beyond each limit in each lead."""
-    bad = [number for number in range(len(MEASURES)) if measures.num_bad[number].any()]
+    bad = [measure for measure in range(len(MEASURES)) if measures.num_bad[measure].any()]
     highest = max(1, int(measures.num_bad.max()))
     rows: list[Sequence[str | Cell]] = [
-        [lead, *(Cell(f"{measures.num_bad[number, row]:,}", measures.num_bad[number, row] / highest) for number in bad)]
+        [lead, *(Cell(f"{measures.num_bad[measure, row]:,}", measures.num_bad[measure, row] / highest) for measure in bad)]
         for row, lead in enumerate(LEADS)
     ]
-    return Table("Crops beyond the limits, by lead", ("", *(_TITLES[MEASURES[number]] for number in bad)), rows)
+    return Table("Crops beyond the limits, by lead", ("", *(_TITLES[MEASURES[measure]] for measure in bad)), rows)

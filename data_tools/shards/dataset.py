@@ -208,13 +208,13 @@ class Dataset:
 
     def _find_key(self, key: str) -> int:
         """Returns the row number of a crop in samples.parquet."""
-        start, example = 0, ""
+        first_row, example = 0, ""
         for table in read_groups(self._samples_file(), ["key"]):
-            place: int = pc.index(table["key"], key).as_py()
-            if place >= 0:
-                return start + place
+            index: int = pc.index(table["key"], key).as_py()
+            if index >= 0:
+                return first_row + index
             example = example or f", such as {table['key'][0]}"
-            start += len(table)
+            first_row += len(table)
         raise DatasetError(f"{self.location}: no crop '{key}'; {SAMPLES_FILE} lists the keys{example}")
 
 

@@ -168,7 +168,7 @@ class ShardStore(ABC):
         self._dataset = dataset
         self._shards = shards
         self._remote = find_remote(dataset)
-        self._numbers = {shard.name: number for number, shard in enumerate(shards)}
+        self._indices = {shard.name: index for index, shard in enumerate(shards)}
         # Without a reference to the store, so that dropping it closes the files.
         self._open = functools.lru_cache(maxsize=_MAX_OPEN_SHARDS)(
             functools.partial(_open_one, self.shard_class, dataset, shards)
@@ -182,13 +182,13 @@ class ShardStore(ABC):
         """
         names = rows["shard"].combine_chunks().dictionary_encode()
         known = names.dictionary.to_pylist()
-        unknown = [name for name in known if name not in self._numbers]
+        unknown = [name for name in known if name not in self._indices]
         if unknown:
             raise DatasetError(
                 f"{display(self._dataset)}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest"
             )
         places = np.empty(len(rows), PLACE_DTYPE)
-        places["shard"] = np.array([self._numbers[name] for name in known], np.int32)[names.indices.to_numpy()]
+        places["shard"] = np.array([self._indices[name] for name in known], np.int32)[names.indices.to_numpy()]
         places["offset"] = rows["offset"].to_numpy()
         return places
 
@@ -296,12 +296,12 @@ class ShardStore(ABC):
         """
         if self._remote is None:
             return
-        numbers = dict.fromkeys(places["shard"].tolist())
+        indices = dict.fromkeys(places["shard"].tolist())
         # All at once: the shards opened below would otherwise wait for one request after the other.
         self._remote.prefetch(
             piece
-            for number in numbers
-            for piece in self.shard_class.pieces_to_open(self._dataset, self._remote, self._shards[number])
+            for index in indices
+            for piece in self.shard_class.pieces_to_open(self._dataset, self._remote, self._shards[index])
         )
         pieces = {
             piece.key: piece
@@ -321,5 +321,5 @@ class ShardStore(ABC):
             yield i, self._open(int(shards[i])), int(offsets[i])
 
 
-def _open_one(shard_class: type[OpenShard], dataset: Path, shards: Sequence[ShardInfo], number: int) -> OpenShard:
-    return shard_class(dataset, shards[number])
+def _open_one(shard_class: type[OpenShard], dataset: Path, shards: Sequence[ShardInfo], index: int) -> OpenShard:
+    return shard_class(dataset, shards[index])

@@ -8,16 +8,17 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_tools.files import atomic_write
-from data_tools.scratch_database import scratch_database
 from data_tools.shards.manifest import DatasetError
 from data_tools.validation import one_line
+
+if TYPE_CHECKING:
+    import duckdb
 
 # Small row groups waste memory: the metadata of each take 16 kB of a reader's memory.
 ROWS_PER_GROUP = 1 << 16
@@ -145,7 +146,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 @contextmanager
-def open_samples(path: Path, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_samples(path: Path, num_rows: int = 0) -> "Iterator[duckdb.DuckDBPyConnection]":
     """Opens a scratch database in which samples.parquet is the view ``samples``, with a column ``file_row_number``.
 
     Args:
@@ -156,6 +157,11 @@ def open_samples(path: Path, num_rows: int = 0) -> Iterator[duckdb.DuckDBPyConne
         DatasetError: the table cannot be read.
         OSError: a scratch file cannot be written.
     """
+    # Slow to import, and the workers of a build do not need it.
+    import duckdb
+
+    from data_tools.scratch_database import scratch_database
+
     with scratch_database(num_rows=num_rows) as database:
         try:
             database.read_parquet(glob.escape(str(path)), file_row_number=True).create_view("samples")

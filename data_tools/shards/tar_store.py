@@ -59,11 +59,11 @@ class TarStore(ShardStore):
         crop_bytes = len(leads) * _LEAD_BYTES
         memory = out.data.cast("B")
         for i, shard, offset in self._in_file_order(places):
-            place = i * crop_bytes
+            start = i * crop_bytes
             for first, num_leads in runs:
                 size = num_leads * _LEAD_BYTES
-                shard.read(memory[place : place + size], offset + NPY_HEADER_BYTES + first * _LEAD_BYTES)
-                place += size
+                shard.read(memory[start : start + size], offset + NPY_HEADER_BYTES + first * _LEAD_BYTES)
+                start += size
 
     @classmethod
     def write_shard(

@@ -10,6 +10,7 @@ https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.htm
 and length of each in bytes (both 2**64 - 1 for those left out), then the CRC of these numbers.
 """
 
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,11 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import google_crc32c
-import numcodecs.blosc
 import numpy as np
 import pyarrow as pa
-from numcodecs.blosc import Blosc
-from numcodecs.pcodec import PCodec
 from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
@@ -50,31 +48,50 @@ _ATTRIBUTES = {
     "unit": "uV",
     "sampling_rate": SAMPLING_RATE,
 }
-# With its own threads, Blosc may write the blocks of a chunk in any order, so the bytes would vary.
-numcodecs.blosc.use_threads = False
-_PCODEC = PCodec(level=8)
-_BLOSC = Blosc(cname="zstd", clevel=5, shuffle=Blosc.BITSHUFFLE)
+_PCODEC_OPTIONS = {"level": 8}
+_BLOSC_OPTIONS = {"typesize": 2, "cname": "zstd", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
+
+
+# numcodecs is slow to import, and tar shards do not need it.
+@functools.cache
+def _pcodec() -> Any:
+    from numcodecs.pcodec import PCodec
+
+    return PCodec(**_PCODEC_OPTIONS)
+
+
+@functools.cache
+def _blosc() -> Any:
+    from numcodecs import blosc
+
+    # With its own threads, Blosc may write the blocks of a chunk in any order, so the bytes would vary.
+    blosc.use_threads = False
+    return blosc.Blosc(cname="zstd", clevel=5, shuffle=blosc.Blosc.BITSHUFFLE)
+
+
+class _Raw:
+    """No compression, with the interface of numcodecs."""
+
+    @staticmethod
+    def encode(crop: NDArray[np.int16]) -> bytes:
+        return crop.tobytes()
+
+    @staticmethod
+    def decode(data: bytes, out: NDArray[np.int16]) -> None:
+        out[...] = np.frombuffer(data, "<i2").reshape(out.shape)
 
 
 class _Compression(NamedTuple):
-    """The codecs of a compression in zarr's metadata, and functions that do the same."""
+    """The codecs of a compression in zarr's metadata, and a function that returns a codec of numcodecs that does the same."""
 
     codecs: list[dict[str, Any]]
-    encode: Callable[[NDArray[np.int16]], bytes]
-    decode: Callable[[bytes, NDArray[np.int16]], object]
+    make_codec: Callable[[], Any]
 
 
-def _copy(data: bytes, out: NDArray[np.int16]) -> None:
-    out[...] = np.frombuffer(data, "<i2").reshape(out.shape)
-
-
-_BLOSC_OPTIONS = {"typesize": 2, "cname": "zstd", "clevel": 5, "shuffle": "bitshuffle", "blocksize": 0}
 _COMPRESSIONS = {
-    "pcodec": _Compression(
-        [{"name": "numcodecs.pcodec", "configuration": {"level": _PCODEC.level}}], _PCODEC.encode, _PCODEC.decode
-    ),
-    "blosc": _Compression([_BYTES_CODEC, {"name": "blosc", "configuration": _BLOSC_OPTIONS}], _BLOSC.encode, _BLOSC.decode),
-    "none": _Compression([_BYTES_CODEC], np.ndarray.tobytes, _copy),
+    "pcodec": _Compression([{"name": "numcodecs.pcodec", "configuration": _PCODEC_OPTIONS}], _pcodec),
+    "blosc": _Compression([_BYTES_CODEC, {"name": "blosc", "configuration": _BLOSC_OPTIONS}], _blosc),
+    "none": _Compression([_BYTES_CODEC], _Raw),
 }
 
 
@@ -87,7 +104,8 @@ class OpenZarrShard(OpenShard):
 
     def __init__(self, dataset: Path, shard: ShardInfo) -> None:
         super().__init__(dataset, shard)
-        capacity, self._compression = _read_metadata(dataset, shard)
+        capacity, compression = _read_metadata(dataset, shard)
+        self._decode = compression.make_codec().decode
         size = _index_bytes(capacity)
         if shard.size < size:
             raise self.error("has no index")
@@ -118,25 +136,25 @@ class OpenZarrShard(OpenShard):
         """Number of crops in the shard."""
         return sum(offset != _NO_CHUNK for offset, _ in self._index)
 
-    def read_crop(self, number: int, out: NDArray[np.int16]) -> None:
+    def read_crop(self, index: int, out: NDArray[np.int16]) -> None:
         """Reads a crop into int16 [12, 5000], C-ordered.
 
         Raises:
             ShardError: the shard does not contain the crop, or it is damaged.
         """
-        offset, size = self._index[number] if 0 <= number < len(self._index) else (_NO_CHUNK, 0)
+        offset, size = self._index[index] if 0 <= index < len(self._index) else (_NO_CHUNK, 0)
         if offset == _NO_CHUNK:
-            raise self.error(f"has no crop {number}")
+            raise self.error(f"has no crop {index}")
         data = bytearray(size)
         self.read(memoryview(data), offset)
         chunk = _remove_crc(data)
         if chunk is None:
-            raise self.error(f"is damaged at byte {offset}, in crop {number}")
-        self._compression.decode(chunk, out)
+            raise self.error(f"is damaged at byte {offset}, in crop {index}")
+        self._decode(chunk, out)
 
 
 class ZarrStore(ShardStore):
-    """Stores crops in zarr arrays; offset is the number of the crop in its shard."""
+    """Stores crops in zarr arrays; ``offset`` is the index of the crop in its shard."""
 
     folder = _FOLDER
     shard_class = OpenZarrShard
@@ -147,9 +165,9 @@ class ZarrStore(ShardStore):
         assert out.shape == (len(places), len(leads), CROP_SAMPLES), f"unexpected shape {out.shape}"
         crop = np.empty(_CROP_SHAPE, np.int16)
         is_whole = len(leads) == len(LEADS)
-        for i, shard, number in self._in_file_order(places):
+        for i, shard, index in self._in_file_order(places):
             assert isinstance(shard, OpenZarrShard), f"unexpected class {type(shard)}"
-            shard.read_crop(number, out[i] if is_whole else crop)
+            shard.read_crop(index, out[i] if is_whole else crop)
             if not is_whole:
                 np.take(crop, leads, axis=0, out=out[i])
 
@@ -159,7 +177,7 @@ class ZarrStore(ShardStore):
     ) -> WrittenShard:
         """Writes a shard; see :meth:`ShardStore.write_shard`."""
         assert options.compression is not None, "a zarr array needs a compression"
-        encode = _COMPRESSIONS[options.compression].encode
+        encode = _COMPRESSIONS[options.compression].make_codec().encode
         file = f"{cls.folder}/{_array_name(split, options)}/c.{number - options.first}.0.0"
         (dataset / file).parent.mkdir(parents=True, exist_ok=True)
         index = np.full((options.capacity, 2), _NO_CHUNK, "<u8")
@@ -211,24 +229,24 @@ class ZarrStore(ShardStore):
             yield f"{shard.file}: has {shard.count} crops, but {len(rows)} rows in {SAMPLES_FILE}"
             rows = None
         crop = np.empty(_CROP_SHAPE, np.int16)
-        for number, row in zip(range(shard.count), repeat(None) if rows is None else iterate_rows(rows), strict=False):
-            name = number if row is None else row["key"]
+        for index, row in zip(range(shard.count), repeat(None) if rows is None else iterate_rows(rows), strict=False):
+            name = index if row is None else row["key"]
             try:
-                opened.read_crop(number, crop)
+                opened.read_crop(index, crop)
             except ShardError:
                 yield f"{shard.file}: crop {name} is damaged"
                 continue
-            problem = _check_crop(crop, number, row)
+            problem = _check_crop(crop, index, row)
             if problem:
                 yield f"{shard.file}: crop {name}: {problem}"
 
 
-def _check_crop(crop: NDArray[np.int16], number: int, row: dict[str, Any] | None) -> str | None:
+def _check_crop(crop: NDArray[np.int16], index: int, row: dict[str, Any] | None) -> str | None:
     """Returns the problem with a crop, or None."""
     if row is None:
         return None
-    if row["offset"] != number:
-        return f"has number {number} in its shard, but {row['offset']} in {SAMPLES_FILE}"
+    if row["offset"] != index:
+        return f"has number {index} in its shard, but {row['offset']} in {SAMPLES_FILE}"
     if hash_signal(crop).hex() != row["signal_hash"]:
         return "the signal has changed since it was written"
     num_valid = row["num_valid_samples"]

@@ -73,6 +73,8 @@ class ArraySource(ABC):
 
     wanted: ClassVar[str] = "a file that describes the layout of the arrays (.yaml or .json)"
     modules: ClassVar[tuple[tuple[str, str], ...]] = ()
+    ends_with_zeros: ClassVar[bool] = False
+    """Whether the last row of a file is no recording if it is all zeros."""
 
     def __init__(self, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> None:
         self._inputs = list(dict.fromkeys(inputs))
@@ -175,9 +177,8 @@ class ArraySource(ABC):
             names = None if layout.names is None else arrays.strings(layout.names, num_rows)
             patients = None if layout.patients is None else arrays.strings(layout.patients, num_rows)
             size = int(np.prod(signals.shape)) // max(1, num_rows) * signals.dtype.itemsize
-            # A last row of zeros is padding, which ends each file of CODE-15.
-            if num_rows and size <= _MAX_LOADED_BYTES and not np.any(_read_slice(signals, layout, num_rows - 1, 0, None)):
-                num_rows -= 1
+            if self.ends_with_zeros and num_rows and size <= _MAX_LOADED_BYTES:
+                num_rows -= not np.any(_read_slice(signals, layout, num_rows - 1, 0, None))
         return (names or [f"{stem}-{row:06d}" for row in range(num_rows)])[:num_rows], patients, size
 
     def open(self, file: RecordingFile) -> Recording:

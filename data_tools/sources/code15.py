@@ -18,6 +18,7 @@ class Code15(Hdf5):
 
     wanted = "the folder that contains exams.csv and exams_part*.hdf5"
     source: ClassVar[str] = "code-15"
+    ends_with_zeros = True
     layout: ClassVar[ArrayLayout] = ArrayLayout(
         files="exams_part*.hdf5",
         signals="tracings",

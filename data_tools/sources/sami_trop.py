@@ -13,6 +13,7 @@ class SamiTrop(Code15):
 
     wanted = "the folder that contains exams.csv and exams.hdf5"
     source = "sami-trop"
+    ends_with_zeros = False
     layout = ArrayLayout(
         files="exams.hdf5",
         signals="tracings",

@@ -3,7 +3,7 @@ import fcntl
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 
@@ -43,6 +43,19 @@ def test_a_lock_is_held_until_its_file_is_closed(tmp_path: Path) -> None:
     with lock_file(tmp_path / "lock"), pytest.raises(BlockingIOError):
         lock_file(tmp_path / "lock")
     lock_file(tmp_path / "lock").close()
+
+
+def test_a_lock_file_that_its_holder_removes_locks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, flock = tmp_path / "lock", fcntl.flock
+
+    def remove_first(file: TextIO, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        path.unlink()
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    with lock_file(path), pytest.raises(BlockingIOError):
+        lock_file(path)
 
 
 def test_a_file_system_without_locks_is_no_obstacle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

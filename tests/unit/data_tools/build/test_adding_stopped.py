@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from adding_helpers import add, content
 
 import data_tools.build.pipeline
 from data_tools import cli
+from data_tools.build import BuildError, state
 from data_tools.build.state import lock
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -62,6 +64,24 @@ def test_what_an_addition_left_behind_when_it_was_finished_is_removed(built: Pat
     (folder / ".add" / "chunk-000000.npy").write_text("outdated")
     assert add(folder, built / "more").num_crops == 0
     assert content(folder) == before
+
+
+def test_an_addition_does_not_change_what_another_one_has_changed_meanwhile(
+    built: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = []
+
+    def lock_later(staging: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(state, "lock", lock)
+        add(folder, built / "more")
+        before.append(content(folder))
+        return lock(staging)
+
+    monkeypatch.setattr(state, "lock", lock_later)
+    with pytest.raises(BuildError, match="another command has changed this dataset meanwhile; run the command again"):
+        add(folder, built / "more")
+    assert [content(folder)] == before
+    assert not (folder / ".add").exists()
 
 
 def test_another_addition_does_not_resume_it(

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -74,6 +76,13 @@ def test_memory_is_limited(pool: ProcessPool) -> None:
     with pytest.raises(MemoryError):
         list(pool.map_unordered(run, [Task((-2,))]))
     assert list(pool.map_unordered(run, [Task((1,))])) == [(1, {})]
+
+
+def test_a_worker_does_not_import_what_only_its_parent_needs() -> None:
+    code = "import sys, data_tools.build.processes, data_tools.build.staging, data_tools.build.sharding; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert "data_tools.build.sharding" in modules
+    assert not {"duckdb", "numcodecs", "sqlite3", "asyncio", "data_tools.build.pipeline"} & set(modules)
 
 
 def test_a_task_without_parts_that_dies_twice_is_an_error(pool: ProcessPool) -> None:

@@ -4,6 +4,8 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ from recording_files import random_signal, write_recording
 
 import data_tools.build.pipeline
 from data_tools import cli
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build import BuildOptions, build_dataset, conversion, state
 from data_tools.shards.verify import verify_dataset
 
 NUM_RECORDINGS = 24
@@ -135,15 +137,53 @@ def test_a_full_disk_is_one_line_and_finished_work_is_kept(
 
 
 def test_two_builds_in_one_folder_do_not_mix(corpus: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from data_tools.build.state import lock
-
     out = tmp_path / "out"
-    (out / ".build").mkdir(parents=True)
-    with lock(out / ".build"):
+    with state.lock(out / ".build"):
         assert cli.main(command(corpus, out)) == 2
     assert "another build is running here" in capsys.readouterr().err
     assert cli.main(command(corpus, out)) == 0
     assert list(verify_dataset(out)) == []
+
+
+def test_the_staging_folder_is_emptied_while_it_is_locked(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[list[Path]] = []
+
+    @contextmanager
+    def lock(staging: Path) -> Iterator[None]:
+        with state_lock(staging):
+            yield
+            left.append(list(staging.iterdir()))
+
+    state_lock = state.lock
+    monkeypatch.setattr(state, "lock", lock)
+    monkeypatch.setattr(conversion, "lock", lock)
+    dataset = tmp_path / "tar"
+    assert cli.main(command(corpus, dataset)) == 0
+    assert cli.main(["add", str(dataset), "physionet2021", str(corpus), "--workers", "1"]) == 0
+    assert cli.main(["convert", str(dataset), str(tmp_path / "zarr"), "--format", "zarr", "--workers", "1"]) == 0
+    assert left == [[]] * 3
+    assert not list(tmp_path.rglob(".build"))
+    assert not list(tmp_path.rglob(".add"))
+
+
+def test_a_build_that_another_command_finishes_first_is_finished(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, lock = tmp_path / "out", state.lock
+
+    def lock_later(staging: Path) -> AbstractContextManager[None]:
+        monkeypatch.setattr(state, "lock", lock)
+        assert cli.main(command(corpus, out)) == 0
+        assert "already built" not in capsys.readouterr().out
+        return lock(staging)
+
+    monkeypatch.setattr(state, "lock", lock_later)
+    assert cli.main(command(corpus, out)) == 0
+    assert "already built" in capsys.readouterr().out
+    assert list(verify_dataset(out)) == []
+    assert not (out / ".build").exists()
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}"])

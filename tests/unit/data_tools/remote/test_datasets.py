@@ -3,10 +3,12 @@
 import errno
 import itertools
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from dataset_fixtures import write_dataset
 
 from data_tools import cli
 from data_tools.build.conversion import convert_dataset
+from data_tools.files import lock_file
 from data_tools.remote import dataset_files
 from data_tools.remote.bucket import Bucket, StorageError
 from data_tools.remote.dataset_files import open_location
@@ -164,6 +167,28 @@ def test_wrong_bytes_in_the_bucket_are_one_error(local: Path, url: str, *, piece
     assert any(shard.file in problem for problem in verify_dataset(url))
 
 
+def test_a_table_with_wrong_bytes_never_gets_its_name(
+    local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed before it tries again must not leave a table that the next one uses."""
+    upload(local, url)
+    content = bytearray((local / "samples.parquet").read_bytes())
+    content[1000] ^= 1
+    Bucket(url).write("samples.parquet", bytes(content))
+    original, attempts, found = Bucket.download, list[str](), list[Path]()
+
+    def download(self: Bucket, name: str, size: int, consume: Callable[[Any], object]) -> None:
+        attempts.append(name)
+        found.extend(cache.rglob("samples.parquet"))
+        original(self, name, size, consume)
+
+    monkeypatch.setattr(Bucket, "download", download)
+    with pytest.raises(StorageError, match=rf"{url}/samples.parquet: content differs from the manifest \(4 attempts\)"):
+        Dataset.open(url)
+    assert attempts.count("samples.parquet") == 4
+    assert found == []
+
+
 def test_a_full_disk_of_the_cache_is_one_error(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     upload(local, url)
     dataset = Dataset.open(url)
@@ -249,6 +274,32 @@ def test_an_interrupted_upload_of_a_dataset_that_has_changed_since_starts_again(
     assert cli.main(["split", str(local), "--plan", "random"]) == 0
     assert cli.main(command) == 0
     assert Dataset.open(url).manifest.splits == Dataset.open(local).manifest.splits
+
+
+def test_abandoned_uploads_are_removed(local: Path, url: str, cache: Path) -> None:
+    uploads = cache / "uploads"
+    month = 30 * 24 * 3600
+    for name, age in {"old": month + 60, "recent": month - 60, "resumed": month + 60, "held": month + 60}.items():
+        (uploads / name / ".build").mkdir(parents=True)
+        (uploads / name / ".build" / "chunk").write_text(name)
+        (uploads / f"{name}.lock").touch()
+        for path in (uploads / name / ".build" / "chunk", uploads / name / ".build", uploads / name):
+            os.utime(path, (time.time() - age,) * 2)
+    os.utime(uploads / "resumed" / ".build" / "chunk")
+    with lock_file(uploads / "held.lock"):
+        upload(local, url)
+    names = {"recent", "resumed", "held"}
+    assert {path.name for path in uploads.iterdir()} == names | {f"{name}.lock" for name in names}
+    assert all((uploads / name / ".build" / "chunk").read_text() == name for name in names)
+
+
+def test_two_commands_do_not_write_one_dataset(local: Path, url: str, cache: Path) -> None:
+    with output_folder(url) as out:
+        convert_dataset(local, out, Dataset.open(local).manifest.encoding, num_workers=1)
+        with pytest.raises(DatasetError, match=f"{url}: another command is writing this dataset"):
+            upload(local, url)
+    assert list(verify_dataset(url)) == []
+    assert not any((cache / "uploads").iterdir())
 
 
 def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,11 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from corpora import ecg_signal, write_code15, write_hdf5, write_numpy, write_sami_trop
 
+from data_tools.build import BuildOptions, build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.signal_ops import read_resampled, resampled_length
@@ -194,6 +196,15 @@ def test_one_file_may_be_one_recording(tmp_path: Path) -> None:
     assert found["b"] == "another layout: the array has 2 leads instead of 3"
     assert str(found["c"]).startswith("unreadable .npy: ")
     assert "Python objects" in str(found["d"])
+
+
+def test_a_last_recording_of_zeros_is_rejected_with_a_reason(tmp_path: Path) -> None:
+    corpus = write_hdf5(tmp_path / "in")
+    with h5py.File(tmp_path / "in" / "a.h5", "a") as file:
+        file["ecg/signal"][2] = 0
+    build_dataset(BuildOptions("hdf5", tuple(corpus.inputs)), tmp_path / "out", num_workers=1)
+    rows = pq.read_table(tmp_path / "out" / "rejected.parquet").to_pylist()
+    assert {row["recording"]: row["reason"] for row in rows if row["recording"] != "b"} == {"rec-2": "all-zero"}
 
 
 def test_infinity_is_no_sample(tmp_path: Path) -> None:
