@@ -97,7 +97,7 @@ bench: $(INSTALLED)
 
 docs: $(INSTALLED)
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
-	@echo "Open build/docs/index.html in a browser."
+	@echo "Open build/docs/index.html in a browser. For the search, run $(VENV)/bin/mkdocs serve instead."
 
 messages: $(INSTALLED)
 	@python tests/list_messages.py

@@ -149,7 +149,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
                 key, saved, own, places = f"{key}[{number}]", saved[number], own[number], places[number : number + 1]  # noqa: PLW2901
             raise LoaderStateError(
                 f"cannot resume: the checkpoint's loader has {key}={saved}, but this run has {key}={own} "
-                f"({', '.join(places)}): use the same data and seed, or start a new run"
+                f"({', '.join(places)}): use the same data and seed, or set another output_dir"
             )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:

@@ -33,7 +33,7 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         UserError: the checkpoint cannot be converted; nothing was written.
     """
     check_new_folder(folder)
-    notes = ["ignored: optimizer state and position in the data, which only resuming the run needs"]
+    notes = []
     if (checkpoint / "checkpoints").is_dir():
         checkpoint, note = _best_checkpoint(checkpoint / "checkpoints")
         notes.append(note)
@@ -47,7 +47,7 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         tensors = read_weights(checkpoint, info)
     check_shapes(str(checkpoint), tensors, empty_tensors(str(checkpoint), config))
     save(folder, config, tensors)
-    return notes
+    return [*notes, "left out: optimizer state and position in the data, which are needed only to resume the run"]
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, str]:

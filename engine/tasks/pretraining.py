@@ -70,9 +70,7 @@ class PretrainingTask(Task):
             rows = np.flatnonzero(is_held_out[store.first_row + store.crop])
             if len(rows):
                 plans = plans_info(dataset).plans
-                choice = (
-                    "set data.plan=pretrain" if "pretrain" in plans else f"choose a plan with data.plan: {', '.join(plans)}"
-                )
+                choice = "set data.plan=pretrain" if "pretrain" in plans else f"set data.plan={' or data.plan='.join(plans)}"
                 raise UserError(
                     f"{dataset.location}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out "
                     f"from pre-training, such as {store.keys(rows[:1])[0]}: {choice}"

@@ -1,6 +1,7 @@
 """Exports the best checkpoint of a run as a model's folder."""
 
 import shutil
+from pathlib import Path
 
 from torch import Tensor
 
@@ -11,10 +12,13 @@ from engine.training.trainer import Trainer
 MODEL_FOLDER = "model"
 
 
-def export_model(trainer: Trainer) -> None:
+def export_model(trainer: Trainer) -> Path:
     """Loads the best checkpoint, evaluates it, and writes it to ``OUTPUT_DIR/model``, replacing what is there.
 
     All ranks call this together after the last step; the trainer cannot train afterwards.
+
+    Returns:
+        The folder of the best checkpoint.
 
     Raises:
         UserError: no checkpoint is intact.
@@ -27,6 +31,7 @@ def export_model(trainer: Trainer) -> None:
     if trainer.data.valid is not None:
         trainer.evaluate()  # which sets the thresholds of a classifier
     trainer.ranks.on_main_rank(lambda: _write(trainer, read_weights(path, info)))
+    return path
 
 
 def _write(trainer: Trainer, weights: dict[str, Tensor]) -> None:

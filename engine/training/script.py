@@ -143,11 +143,10 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
     trainer = build_trainer(config, ranks, task_class)
     try:
         trainer.run()
-        if task_class.exports_model:
-            export_model(trainer)
+        exported = export_model(trainer) if task_class.exports_model else None
     finally:
         trainer.close()
-    ranks.on_main_rank(lambda: conclude_run(trainer))
+    ranks.on_main_rank(lambda: conclude_run(trainer, exported))
 
 
 def lock_run_folder(folder: Path) -> TextIO:

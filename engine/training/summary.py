@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
 from engine.data import MixtureStore
+from engine.training.export import MODEL_FOLDER
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
@@ -57,12 +58,13 @@ def describe_run(trainer: Trainer, memory: str) -> str:
     """Returns the text that a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
+    unit = "segments" if trainer.task.pair == "single" else "crops"
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
     return _align(
         {
             "task": trainer.task.name,
             "model": f"{_num_parameters(trainer) / 1e6:.1f}M parameters, {config.train.precision}",
-            "crops": f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
+            unit: f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
             "device": device_name(trainer.ranks.device),
             "batch": _describe_batch(trainer, memory),
@@ -104,8 +106,8 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
     return text
 
 
-def conclude_run(trainer: Trainer) -> None:
-    """Writes a run's summary, and prints it."""
+def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
+    """Writes a run's summary, and prints it; ``exported`` is the checkpoint that was exported as a model."""
     config, state = trainer.config, trainer.state
     metrics = config.output_dir / "metrics.jsonl"
     if not read_rows(metrics, "train"):
@@ -124,6 +126,8 @@ def conclude_run(trainer: Trainer) -> None:
     )
     sys.stdout.write(f"done: {trainer.task.name}\n{write_summary(summary, config.output_dir)}\n")
     sys.stdout.write(f"  checkpoint   {trainer.checkpoints.path(state.saved_step)}\n")
+    if exported is not None:
+        sys.stdout.write(f"  model        {config.output_dir / MODEL_FOLDER}, from {exported.name}\n")
 
 
 def summarize(

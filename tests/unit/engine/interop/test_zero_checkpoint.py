@@ -98,11 +98,11 @@ def test_of_a_run_the_checkpoint_with_the_lowest_loss_is_converted_or_the_newest
         import_checkpoint(tmp_path, tmp_path / "none")
     for step in (3, 5, 9):
         write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step)
-    assert import_checkpoint(tmp_path, tmp_path / "newest")[1].startswith("converted step-00000009, the newest")
+    assert import_checkpoint(tmp_path, tmp_path / "newest")[0].startswith("converted step-00000009, the newest")
     for step, score in ((3, math.nan), (5, 1.0), (9, 2.0)):
         shutil.rmtree(tmp_path / "checkpoints" / f"step-{step:08d}")
         write_new(tmp_path / "checkpoints" / f"step-{step:08d}", step=step, score=score)
-    assert import_checkpoint(tmp_path, tmp_path / "best")[1].startswith("converted step-00000005, which has the lowest")
+    assert import_checkpoint(tmp_path, tmp_path / "best")[0].startswith("converted step-00000005, which has the lowest")
     assert engine.models.load(tmp_path / "best").config.provenance["step"] == 5
 
 

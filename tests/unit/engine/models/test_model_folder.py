@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,8 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
     assert "choose the folder of a model" in refused(tmp_path / "absent")
+    shutil.copytree(model_folder, tmp_path / "run" / "model")
+    assert refused(tmp_path / "run").endswith(f"its model is in {tmp_path / 'run' / 'model'}")
     (model_folder / "model.safetensors").unlink()
     refused(model_folder)
 
