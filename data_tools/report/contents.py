@@ -97,7 +97,7 @@ def distributions_section(samples: duckdb.DuckDBPyConnection, heart_rates: Panel
         heart_rates,
         _ranges_of(samples, _CROPS, "Length", "crops of 10 s", "recordings"),
         _ranges_of(samples, _RECORDINGS, "Sessions", "recordings", "patients"),
-        _ranges_of(samples, _LABELS_EACH, "Labels", "labels", "recordings"),
+        _ranges_of(samples, _LABELS_EACH, "Number of labels", "labels", "recordings"),
     ]
     return Section("Distributions", [Figures("Recordings that are used, all splits together.", panels)])
 

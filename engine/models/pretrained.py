@@ -178,7 +178,7 @@ class PretrainedModel(nn.Module):
 
     def _require_head(self) -> ClassificationHead:
         if self.head is None:
-            raise ValueError(f"a model of kind '{self.config.kind}' has no logits; use embed")
+            raise ValueError("the model was not fine-tuned for labels, so it predicts none; use embed")
         return self.head
 
     def _average(

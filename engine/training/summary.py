@@ -20,7 +20,7 @@ from engine.training.trainer import Trainer
 
 # The paper's length of pre-training: times are given for it so that runs of any length can be compared.
 _PAPER_EPOCHS = 200
-_VALIDATION = "augmentations and masks as in training, without dropout"
+_VALIDATION = ", augmentations and masks as in training, without dropout"
 # Panels of the plot besides the losses and accuracies.
 _PANELS = ("code_perplexity", "cosine_patients", "learning_rate", "gradient_norm")
 
@@ -30,7 +30,7 @@ class Summary:
     """The results of a run.
 
     Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
-    last ``num_averaged`` rows, a tenth of the run each.
+    last ``num_averaged`` rows, a tenth of the run each. ``device_hours_200_epochs`` is None for fine-tuning.
     """
 
     steps: int
@@ -45,7 +45,7 @@ class Summary:
     peak_tflops: float
     data_wait_share: float
     peak_memory_gb: float
-    device_hours_200_epochs: float
+    device_hours_200_epochs: float | None
     num_parameters: int
     world_size: int
     device: str
@@ -116,7 +116,7 @@ def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
         return
     summary = summarize(
         metrics,
-        num_crops=trainer.data.train.order.num_samples,
+        num_crops=None if trainer.task.exports_model else trainer.data.train.order.num_samples,
         num_parameters=_num_parameters(trainer),
         world_size=trainer.ranks.world_size,
         device=trainer.ranks.device,
@@ -133,7 +133,7 @@ def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
 def summarize(
     metrics: Path,
     *,
-    num_crops: int,
+    num_crops: int | None,
     num_parameters: int,
     world_size: int,
     device: torch.device,
@@ -141,7 +141,10 @@ def summarize(
     zero_stage: int,
     peak_flops: float,
 ) -> Summary:
-    """Computes a run's results from its ``metrics.jsonl``, which must contain a training row."""
+    """Computes a run's results from its ``metrics.jsonl``, which must contain a training row.
+
+    ``num_crops`` is the length of an epoch of pre-training; None for fine-tuning, whose time is not extrapolated.
+    """
     rows = read_rows(metrics, "train")
     settled = rows[len(rows) // 10 :] if len(rows) > 1 else rows
     valid = read_rows(metrics, "valid")
@@ -162,7 +165,7 @@ def summarize(
         data_wait_share=sum(row["data_wait_share"] * row["step_seconds"] for row in settled)
         / sum(row["step_seconds"] for row in settled),
         peak_memory_gb=max(row["peak_memory_gb"] for row in rows),
-        device_hours_200_epochs=_PAPER_EPOCHS * num_crops / crops_per_second / 3600 * world_size,
+        device_hours_200_epochs=None if num_crops is None else _PAPER_EPOCHS * num_crops / crops_per_second / 3600 * world_size,
         num_parameters=num_parameters,
         world_size=world_size,
         device=device.type,
@@ -177,22 +180,33 @@ def write_summary(summary: Summary, folder: Path) -> str:
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
     rows = f"first and last {summary.num_averaged} logged steps" if summary.num_averaged > 1 else "first and last logged step"
-    hours = "GPU-hours" if summary.device == "cuda" else "hours"
-    total_hours = summary.device_hours_200_epochs / (1 if summary.device == "cuda" else summary.world_size)
+    is_pretraining = summary.device_hours_200_epochs is not None
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
         "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f} (medians of the {rows})",
         "accuracy": describe_accuracies(summary.accuracies_last, summary.chance_last),
-        "validation": "" if summary.valid_loss_last is None else f"loss {summary.valid_loss_last:.3f}, {_VALIDATION}",
+        "validation": ""
+        if summary.valid_loss_last is None
+        else f"loss {summary.valid_loss_last:.3f}{_VALIDATION if is_pretraining else ''}",
         "speed": f"{summary.crops_per_second:,.1f} crops/s",
         "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (measured matmul throughput)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
         "peak memory": f"{summary.peak_memory_gb:.2f} GB per rank",
-        f"{_PAPER_EPOCHS} epochs": f"of this model ({summary.num_parameters / 1e6:.1f}M parameters) on these crops would take "
-        f"{total_hours:,.2f} {hours} on {summary.device_name}",
+        f"{_PAPER_EPOCHS} epochs": _describe_paper_epochs(summary),
         "loss curve": str(folder / "loss.png"),
     }
     return _align({name: text for name, text in lines.items() if text})
+
+
+def _describe_paper_epochs(summary: Summary) -> str:
+    if summary.device_hours_200_epochs is None:
+        return ""
+    is_gpu = summary.device == "cuda"
+    hours = summary.device_hours_200_epochs / (1 if is_gpu else summary.world_size)
+    return (
+        f"of this model ({summary.num_parameters / 1e6:.1f}M parameters) on these crops would take {hours:,.2f} "
+        f"{'GPU-hours' if is_gpu else 'hours'} on {summary.device_name}"
+    )
 
 
 def plot_losses(metrics: Path, out: Path) -> None:

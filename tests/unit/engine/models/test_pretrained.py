@@ -114,7 +114,7 @@ def test_a_classifier_predicts_with_the_names_and_thresholds_of_its_definition(t
             (("AF", "NSR"), (0.3, 0.6)) if definition else (("x", "y"), None)
         )
     encoder = engine.models.load(save_tiny_encoder(tmp_path / "encoder"))
-    with pytest.raises(ValueError, match="has no logits"):
+    with pytest.raises(ValueError, match="was not fine-tuned for labels"):
         encoder.predict(segments)
     with pytest.raises(ValueError, match="has no labels; use embed, or fine-tune it"):
         _ = encoder.definition

@@ -62,7 +62,11 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     assert "200 epochs   of this model (2.5M parameters) on these crops would take 2.22 GPU-hours on H100" in text
     assert "loss         9.750 -> 6.150 (medians of the first and last 4 logged steps)" in text
     assert "accuracy     local 50% (chance 2%)" in text
+    assert "validation   loss 7.000, augmentations and masks as in training, without dropout" in text
     assert (tmp_path / "loss.png").stat().st_size > 10_000
+    text = write_summary(replace(summary, device_hours_200_epochs=None), tmp_path)  # fine-tuning
+    assert "epochs" not in text
+    assert "masks" not in text
 
 
 def test_a_step_is_timed_up_to_stop() -> None:
