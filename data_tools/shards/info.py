@@ -20,6 +20,11 @@ _COUNTS = """
         sum(num_valid_samples // ?)::BIGINT, sum(num_valid_samples)::BIGINT
     FROM samples GROUP BY ALL ORDER BY ALL
 """
+# Sources name a patient after the recording if they do not know who it is.
+_UNKNOWN_PATIENTS = """
+    SELECT count(DISTINCT md5_number(concat_ws(chr(0), source, recording))) FROM samples
+    WHERE patient = concat_ws('/', source, recording)
+"""
 # Recordings by their labels, which all crops of a recording share.
 _LABELS = """
     WITH recordings AS (
@@ -45,12 +50,14 @@ class Contents:
         sampling_rates: sampling rates of the recordings in Hz, with the number of crops, the most frequent first.
         leads: combinations of leads, separated by spaces, with the number of crops, the most frequent first.
         labels: number of recordings with each label.
+        num_unknown_patients: number of recordings whose patient is unknown, so that each counts as a patient.
     """
 
     counts: list[tuple[str, str, int, int, int, int, int]]
     sampling_rates: list[tuple[float, int]]
     leads: list[tuple[str, int]]
     labels: Counter[str]
+    num_unknown_patients: int
 
 
 def read_contents(samples: duckdb.DuckDBPyConnection) -> Contents:
@@ -63,7 +70,8 @@ def read_contents(samples: duckdb.DuckDBPyConnection) -> Contents:
     labels = Counter[str]()
     for codes, num_recordings in samples.execute(_LABELS).fetchall():
         labels.update(dict.fromkeys(codes, num_recordings))
-    return Contents(counts, rates, leads, labels)
+    ((num_unknown_patients,),) = samples.execute(_UNKNOWN_PATIENTS).fetchall()
+    return Contents(counts, rates, leads, labels, num_unknown_patients)
 
 
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
@@ -97,6 +105,8 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     num_recordings = sum(counts.recordings for counts in manifest.counts.values())
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
+    if contents.num_unknown_patients:
+        yield f"patients unknown: {contents.num_unknown_patients:,} recordings, each of which counts as a patient"
     yield "recorded at " + _list_shares([(f"{rate:g} Hz", num / num_crops) for rate, num in contents.sampling_rates])
     yield "leads " + _list_shares([(shorten_leads(names), num / num_crops) for names, num in contents.leads])
     yield ""

@@ -21,7 +21,8 @@ from engine.data.shared_arrays import share_arrays
 from engine.options import SampleUnit
 
 _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
-_COLUMNS = ("shard", "offset", "num_valid_samples")
+_NUM_VALID = "num_valid_samples"
+_PLACE_COLUMNS = ("shard", "offset")
 _NAMES_AT_A_TIME = 1 << 20  # their hash table nearly fits into a core's cache
 _MANY_ROWS = 30_000_000  # from here on, one numbering at a time, to save memory
 _VERSION = 3
@@ -90,18 +91,21 @@ def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> Cr
 
 def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
     stored = dataset.splits if selection.plan is not None else (selection.split,)
-    places, lengths = [np.empty(0, PLACE_DTYPE)], [np.empty(0, np.int16)]
-    for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _COLUMNS) for name in stored):
-        places.append(shards.locate(table))
-        lengths.append(table["num_valid_samples"].to_numpy().astype(np.int16))
-    num_valid = np.concatenate(lengths)
+    # The table is read twice, because the places of a hundred million crops and the hashes of their names take 2 GB together.
+    tables = itertools.chain.from_iterable(dataset.iterate_samples(name, [_NUM_VALID]) for name in stored)
+    lengths = [table[_NUM_VALID].to_numpy().astype(np.int16) for table in tables]
+    num_valid = np.concatenate([np.empty(0, np.int16), *lengths])
+    num_rows = len(num_valid)
     crop, half = _choose((num_valid // SEGMENT_SAMPLES).astype(np.int8), selection)
     own_valid = None if half is None else num_valid[crop]
-    place = np.concatenate(places)
-    del places, lengths, num_valid  # memory counts here: there may be a hundred million crops
-    num_rows = len(place)
-    place = place[crop] if len(crop) < num_rows or half is not None else place
-    patient, recording = _number_patients_and_recordings(dataset, selection, crop, num_rows)
+    del lengths, num_valid
+    has_all = half is None and len(crop) == num_rows
+    patient, recording = _number_patients_and_recordings(dataset, selection, None if has_all else crop, num_rows)
+    place, start = np.empty(num_rows, PLACE_DTYPE), 0
+    for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _PLACE_COLUMNS) for name in stored):
+        place[start : start + len(table)] = shards.locate(table)
+        start += len(table)
+    place = place if has_all else place[crop]
     return CropIndex(crop, half, own_valid, place, recording, patient)
 
 
@@ -123,9 +127,16 @@ def _choose(
 
 
 def _number_patients_and_recordings(
-    dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32], num_rows: int
+    dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32] | None, num_rows: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Returns the numbers of the patients and recordings of crops, which are rows of a split or, with a plan, of the table."""
+    """Returns the numbers of the patients and recordings of crops.
+
+    Args:
+        dataset: the dataset.
+        selection: which samples.
+        crops: rows of the split or, with a plan, of the table; ``None``: all rows.
+        num_rows: number of rows of the split or table.
+    """
     split = selection.split if selection.plan is None else None
     samples = dataset.path / SAMPLES_FILE
     has_plan_patients = selection.plan is not None and plans_info(dataset).has_patients
@@ -138,6 +149,8 @@ def _number_patients_and_recordings(
             problem = f"the number of rows{where} differs from the {num_rows} in the manifest"
             raise DatasetError(f"{path}: {problem}; run `ecg-data verify {dataset.location}`")
         # With a plan, all crops are numbered, so that the numbers are the same in all of its splits.
+        if crops is None:
+            return number_by_appearance(hashes)
         return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
 
     with open_samples(samples) as database, ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
