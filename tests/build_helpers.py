@@ -6,6 +6,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from data_tools.build import BuildOptions, BuildSummary, build_dataset
+from data_tools.build.conversion import convert_dataset
+from data_tools.remote.upload import output_folder
+from data_tools.shards.dataset import Dataset
 
 
 def build(inputs: Path, out: Path, *, num_workers: int = 1, **options: Any) -> BuildSummary:
@@ -26,3 +29,10 @@ def rejected(out: Path) -> dict[str, list[tuple[str, int]]]:
     for row in pq.read_table(out / "rejected.parquet").to_pylist():
         found.setdefault(row["recording"], []).append((row["reason"], row["num_crops_used"]))
     return found
+
+
+def upload_dataset(folder: Path, url: str) -> str:
+    dataset = Dataset.open(folder)
+    with output_folder(url) as out:
+        convert_dataset(folder, out, dataset.manifest.encoding, num_workers=1)
+    return url

@@ -1,52 +1,26 @@
 """Datasets at URLs: everything that works on a folder works there."""
 
 import errno
-import itertools
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from build_helpers import upload_dataset
 from corpus_server import serve
-from dataset_fixtures import write_dataset
 
 from data_tools import cli
-from data_tools.build.conversion import convert_dataset
-from data_tools.files import lock_file
 from data_tools.remote import dataset_files
 from data_tools.remote.bucket import Bucket, StorageError
 from data_tools.remote.dataset_files import open_location
 from data_tools.remote.options import cache_options
-from data_tools.remote.upload import output_folder
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError, Encoding
 from data_tools.shards.verify import verify_dataset
-
-_numbers = itertools.count()
-
-
-@pytest.fixture(params=["tar", "zarr"])
-def local(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    encoding: Encoding = request.param
-    compression = "pcodec" if encoding == "zarr" else None
-    return write_dataset(tmp_path / "local", {"pretrain": 45, "valid": 10}, encoding=encoding, compression=compression)
-
-
-@pytest.fixture
-def url() -> str:
-    return f"memory://test-{next(_numbers)}"
-
-
-def upload(folder: Path, url: str) -> str:
-    dataset = Dataset.open(folder)
-    with output_folder(url) as out:
-        convert_dataset(folder, out, dataset.manifest.encoding, num_workers=1)
-    return url
 
 
 def cached_pieces(cache: Path) -> list[Path]:
@@ -54,7 +28,7 @@ def cached_pieces(cache: Path) -> list[Path]:
 
 
 def test_it_reads_like_a_folder(local: Path, url: str) -> None:
-    dataset, remote = Dataset.open(local), Dataset.open(upload(local, url))
+    dataset, remote = Dataset.open(local), Dataset.open(upload_dataset(local, url))
     assert remote.location == url
     assert remote.is_remote
     assert not dataset.is_remote
@@ -67,7 +41,7 @@ def test_it_reads_like_a_folder(local: Path, url: str) -> None:
 
 
 def test_single_crops_fetch_single_pieces(local: Path, url: str, cache: Path) -> None:
-    remote = Dataset.open(upload(local, url))
+    remote = Dataset.open(upload_dataset(local, url))
     signal, row = remote.read_crop("pretrain-000003")
     np.testing.assert_array_equal(signal, Dataset.open(local).read_crop("pretrain-000003")[0])
     assert row["split"] == "pretrain"
@@ -76,7 +50,7 @@ def test_single_crops_fetch_single_pieces(local: Path, url: str, cache: Path) ->
 
 
 def test_what_is_in_the_cache_is_not_fetched_again(local: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    remote = Dataset.open(upload(local, url))
+    remote = Dataset.open(upload_dataset(local, url))
     rows = remote.samples("pretrain")
     expected = remote.open_store().read_rows(rows)
 
@@ -88,7 +62,7 @@ def test_what_is_in_the_cache_is_not_fetched_again(local: Path, url: str, monkey
 
 
 def test_prefetched_crops_are_read_without_a_request(local: Path, url: str, cache: Path) -> None:
-    store = Dataset.open(upload(local, url)).open_store()
+    store = Dataset.open(upload_dataset(local, url)).open_store()
     rows = Dataset.open(local).samples("pretrain")
     store.prefetch(store.locate(rows))
     wait_for(lambda: len(cached_pieces(cache)) == num_pieces(url))
@@ -124,7 +98,7 @@ def test_without_pieces_json_whole_shards_are_compared_with_the_manifest(local: 
 
 def test_the_cache_stays_within_its_limit(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ECG_CACHE_GB", "0.001")
-    upload(local, url)
+    upload_dataset(local, url)
     rows = Dataset.open(local).samples("pretrain")
     expected = Dataset.open(local).open_store().read_rows(rows)
     for _ in range(2):
@@ -141,7 +115,7 @@ def size_of_cache(cache: Path) -> int:
 
 
 def test_a_damaged_piece_of_the_cache_is_fetched_again(local: Path, url: str, cache: Path) -> None:
-    upload(local, url)
+    upload_dataset(local, url)
     rows = Dataset.open(local).samples("valid")
     expected = Dataset.open(local).open_store().read_rows(rows)
     Dataset.open(url).open_store().read_rows(rows)
@@ -154,7 +128,7 @@ def test_a_damaged_piece_of_the_cache_is_fetched_again(local: Path, url: str, ca
 
 @pytest.mark.parametrize("pieces", [True, False])
 def test_wrong_bytes_in_the_bucket_are_one_error(local: Path, url: str, *, pieces: bool) -> None:
-    upload(local, url)
+    upload_dataset(local, url)
     bucket, shard = Bucket(url), Dataset.open(local).shards("valid")[0]
     content = bytearray((local / shard.file).read_bytes())
     content[1000] ^= 1
@@ -171,7 +145,7 @@ def test_a_table_with_wrong_bytes_never_gets_its_name(
     local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A process that is killed before it tries again must not leave a table that the next one uses."""
-    upload(local, url)
+    upload_dataset(local, url)
     content = bytearray((local / "samples.parquet").read_bytes())
     content[1000] ^= 1
     Bucket(url).write("samples.parquet", bytes(content))
@@ -190,7 +164,7 @@ def test_a_table_with_wrong_bytes_never_gets_its_name(
 
 
 def test_a_full_disk_of_the_cache_is_one_error(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    upload(local, url)
+    upload_dataset(local, url)
     dataset = Dataset.open(url)
 
     def fail(*arguments: object) -> int:
@@ -203,7 +177,7 @@ def test_a_full_disk_of_the_cache_is_one_error(local: Path, url: str, cache: Pat
 
 
 def test_a_shard_that_is_missing_is_one_error(local: Path, url: str) -> None:
-    upload(local, url)
+    upload_dataset(local, url)
     shard = Dataset.open(local).shards("valid")[0]
     Bucket(url).delete(shard.file)
     with pytest.raises(DatasetError, match=f"{url}: {shard.file}: missing; run `ecg-data verify {url}`"):
@@ -213,7 +187,7 @@ def test_a_shard_that_is_missing_is_one_error(local: Path, url: str) -> None:
 def test_no_dataset_and_names_that_leave_the_folder(local: Path, url: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=f"{url}: not a dataset"):
         Dataset.open(url)
-    upload(local, url)
+    upload_dataset(local, url)
     manifest = json.loads(Bucket(url).read("manifest.json", 1 << 20))
     manifest["tables"]["../../../evil"] = {"size": 1, "sha256": "0" * 64}
     Bucket(url).write("manifest.json", json.dumps(manifest).encode())
@@ -230,76 +204,6 @@ def test_credentials_in_a_url_are_refused_without_repeating_them(capsys: pytest.
     error = capsys.readouterr().err
     assert "https://host: put credentials in the environment" in error
     assert "secret" not in error
-
-
-def test_an_existing_dataset_is_not_replaced(local: Path, url: str) -> None:
-    upload(local, url)
-    with pytest.raises(DatasetError, match=f"{url}: contains a dataset"):
-        upload(local, url)
-
-
-def test_an_interrupted_upload_resumes(local: Path, url: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, names = Bucket.write, list[str]()
-
-    def fail_once(self: Bucket, name: str, content: bytes | Path) -> None:
-        if name == "samples.parquet" and "samples.parquet" not in names:
-            names.append(name)
-            raise StorageError("gone")
-        names.append(name)
-        original(self, name, content)
-
-    monkeypatch.setattr(Bucket, "write", fail_once)
-    encoding = Dataset.open(local).manifest.encoding
-    command = ["convert", str(local), url, "--format", encoding, "--workers", "1"]
-    assert cli.main(command) == 2
-    assert "manifest.json" not in names
-    assert cli.main(command) == 0
-    first_shard = Dataset.open(local).manifest.shards[0].file
-    assert names.count(first_shard) == 1
-    assert list(verify_dataset(url)) == []
-    assert not any((cache / "uploads").iterdir())
-
-
-def test_an_interrupted_upload_of_a_dataset_that_has_changed_since_starts_again(
-    local: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command = ["convert", str(local), url, "--format", Dataset.open(local).manifest.encoding, "--workers", "1"]
-    with monkeypatch.context() as context:
-
-        def fail(*_: object) -> None:
-            raise StorageError("gone")
-
-        context.setattr(Bucket, "write", fail)
-        assert cli.main(command) == 2
-    assert cli.main(["split", str(local), "--plan", "random"]) == 0
-    assert cli.main(command) == 0
-    assert Dataset.open(url).manifest.splits == Dataset.open(local).manifest.splits
-
-
-def test_abandoned_uploads_are_removed(local: Path, url: str, cache: Path) -> None:
-    uploads = cache / "uploads"
-    month = 30 * 24 * 3600
-    for name, age in {"old": month + 60, "recent": month - 60, "resumed": month + 60, "held": month + 60}.items():
-        (uploads / name / ".build").mkdir(parents=True)
-        (uploads / name / ".build" / "chunk").write_text(name)
-        (uploads / f"{name}.lock").touch()
-        for path in (uploads / name / ".build" / "chunk", uploads / name / ".build", uploads / name):
-            os.utime(path, (time.time() - age,) * 2)
-    os.utime(uploads / "resumed" / ".build" / "chunk")
-    with lock_file(uploads / "held.lock"):
-        upload(local, url)
-    names = {"recent", "resumed", "held"}
-    assert {path.name for path in uploads.iterdir()} == names | {f"{name}.lock" for name in names}
-    assert all((uploads / name / ".build" / "chunk").read_text() == name for name in names)
-
-
-def test_two_commands_do_not_write_one_dataset(local: Path, url: str, cache: Path) -> None:
-    with output_folder(url) as out:
-        convert_dataset(local, out, Dataset.open(local).manifest.encoding, num_workers=1)
-        with pytest.raises(DatasetError, match=f"{url}: another command is writing this dataset"):
-            upload(local, url)
-    assert list(verify_dataset(url)) == []
-    assert not any((cache / "uploads").iterdir())
 
 
 def test_the_commands_take_urls(local: Path, url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -325,12 +229,6 @@ def test_file_urls_are_folders(local: Path, tmp_path: Path) -> None:
     encoding = Dataset.open(local).manifest.encoding
     assert cli.main(["convert", f"file://{local}", f"file://{tmp_path}/copy", "--format", encoding, "--workers", "1"]) == 0
     assert list(verify_dataset(tmp_path / "copy")) == []
-
-
-@pytest.fixture(autouse=True)
-def forget_datasets() -> Iterator[None]:
-    yield
-    dataset_files._find_remote.cache_clear()
 
 
 def test_a_plain_web_server_is_enough(local: Path) -> None:
