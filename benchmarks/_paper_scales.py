@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 
 from _paper_runs import Settings
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import plans_info
 from data_tools.splits.plans import PaperPlan

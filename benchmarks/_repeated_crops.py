@@ -8,7 +8,8 @@ import numpy as np
 import yaml
 from _peer import SPLIT, read_crops
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset

@@ -30,7 +30,8 @@ from _common import environment, print_environment, print_table, spread, write_j
 from _steps import PRESET, TrainingStep, step_config
 from _timing import DeviceTimer, measure
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.recording import CROP_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.synthetic import write_cohort

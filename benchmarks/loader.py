@@ -32,8 +32,9 @@ import webdataset
 from _common import environment, print_environment, print_table, spread, write_json
 from _timing import DeviceTimer
 
-from data_tools.build import BuildOptions, build_dataset
 from data_tools.build.conversion import convert_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.store import OpenShard
 from data_tools.shards.stores import STORES

@@ -28,7 +28,8 @@ import yaml
 from _common import environment, print_environment, print_table, write_json
 from _training_tables import preset_rows
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.synthetic.cohort import write_cohort
 from engine.config import PretrainConfig, load_config
 from engine.device import select_device

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from recording_files import random_signal, write_recording
 
-from data_tools.build import BuildOptions, build_dataset
 from data_tools.build.adding import add_recordings
-from data_tools.build.options import InputOptions
+from data_tools.build.options import BuildOptions, InputOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.build.summary import AdditionSummary
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import Encoding

@@ -5,8 +5,10 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from data_tools.build import BuildOptions, BuildSummary, build_dataset
 from data_tools.build.conversion import convert_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
+from data_tools.build.summary import BuildSummary
 from data_tools.remote.upload import output_folder
 from data_tools.shards.dataset import Dataset
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import settings
 from s3_server import is_installed, make_bucket, run_s3_server
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.synthetic import write_cohort
 
 # The duration of an example says nothing about the code on a shared machine.

@@ -14,7 +14,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 from pretraining_runs import ROOT, Run
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.synthetic.cohort import write_cohort
 
 NUM_STEPS = 12

@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.splits.plans import PaperPlan, RandomPlan
 from data_tools.splits.writing import split_dataset
 from data_tools.synthetic import write_cohort

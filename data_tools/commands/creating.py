@@ -128,7 +128,8 @@ def add_build(commands: "argparse._SubParsersAction[Parser]") -> None:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from data_tools.build import BuildOptions, build_dataset
+    from data_tools.build.options import BuildOptions
+    from data_tools.build.pipeline import build_dataset
     from data_tools.duplicates.hashes import KnownDataset
     from data_tools.quality.limits import read_limits
     from data_tools.remote.upload import output_folder

@@ -130,7 +130,7 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("--augment", action="store_true", help="plot the effect of each augmentation on the first 5 s")
     command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")
     command.add_argument(
-        "--predictions", metavar="FILE", type=Path, help="also print the prediction from this table of engine/predict.py"
+        "--predictions", metavar="FILE", type=Path, help="table of predictions from engine/predict.py, to print on the ECG"
     )
 
 

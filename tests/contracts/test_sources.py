@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import CORPORA, Corpus
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import RecordingError
 from data_tools.shards.verify import verify_dataset

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from data_tools.build import BuildError, BuildOptions, build_dataset
 from data_tools.build.conversion import convert_dataset
+from data_tools.build.options import BuildError, BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.files import hash_file
 from data_tools.leads import LEADS
 from data_tools.shards import store as store_module

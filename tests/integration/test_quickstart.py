@@ -14,7 +14,8 @@ import pytest
 from forkserver import forkserver
 from pretraining_runs import LAUNCHER_VARIABLES, ROOT
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.cli import main as ecg_data
 
 pytestmark = pytest.mark.slow

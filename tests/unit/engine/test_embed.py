@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from recording_files import random_signal, write_recording
 from saved_model import save_tiny_encoder
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from engine.embed import main

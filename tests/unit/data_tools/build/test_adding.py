@@ -12,7 +12,8 @@ from dataset_fixtures import write_dataset
 from recording_files import random_signal, write_recording
 
 from data_tools import cli
-from data_tools.build import BuildError, BuildOptions, build_dataset
+from data_tools.build.options import BuildError, BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.duplicates.hashes import KnownDataset
 from data_tools.quality.limits import QualityLimits
 from data_tools.shards.dataset import Dataset

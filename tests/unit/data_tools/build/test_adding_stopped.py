@@ -13,7 +13,8 @@ from adding_helpers import add, content
 
 import data_tools.build.pipeline
 from data_tools import cli
-from data_tools.build import BuildError, state
+from data_tools.build import state
+from data_tools.build.options import BuildError
 from data_tools.build.state import lock
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError

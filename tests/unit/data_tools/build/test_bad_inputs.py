@@ -11,7 +11,8 @@ from build_helpers import all_samples, build, rejected
 from numpy.typing import NDArray
 from recording_files import random_signal, write_recording
 
-from data_tools.build import BuildError, BuildOptions, build_dataset
+from data_tools.build.options import BuildError, BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.verify import verify_dataset

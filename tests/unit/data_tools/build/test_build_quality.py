@@ -8,8 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 from recording_files import random_signal, write_recording
 
-from data_tools.build import BuildError, BuildOptions, build_dataset
 from data_tools.build.conversion import convert_dataset
+from data_tools.build.options import BuildError, BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.quality.limits import QualityLimits, read_limits
 from data_tools.quality.measures import MEASURES, measure_leads

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recording_files import random_signal, write_recording
 
-from data_tools.build import BuildError
 from data_tools.build.crops import key_prefix
+from data_tools.build.options import BuildError
 from data_tools.leads import LEADS
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.verify import verify_dataset

@@ -13,7 +13,9 @@ from recording_files import random_signal, write_recording
 
 import data_tools.build.pipeline
 from data_tools import cli
-from data_tools.build import BuildOptions, build_dataset, conversion, state
+from data_tools.build import conversion, state
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.shards.verify import verify_dataset
 
 NUM_RECORDINGS = 24

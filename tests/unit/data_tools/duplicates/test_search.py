@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from recording_files import random_signal, write_recording
 
 from data_tools import cli
-from data_tools.build import BuildError, BuildOptions, build_dataset
+from data_tools.build.options import BuildError, BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.duplicates.hashes import KnownDataset, read_hashes
 from data_tools.duplicates.search import DUPLICATES_SCHEMA, DuplicateSearch
 from data_tools.shards.dataset import Dataset

@@ -13,7 +13,8 @@ from dataset_fixtures import describe_file, write_dataset
 from recording_files import random_signal, write_recording
 
 from data_tools import cli
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.quality.limits import QualityLimits
 from data_tools.quality.measures import MEASURES
 from data_tools.quality.table import QUALITY_SCHEMA

@@ -11,7 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 from recording_files import random_signal, write_recording
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.files import hash_file
 from data_tools.shards.verify import verify_dataset
 

@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 from corpora import ecg_signal, write_code15, write_hdf5, write_numpy, write_sami_trop
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.signal_ops import read_resampled, resampled_length

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from recording_files import write_recording
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.leads import LEADS
 from data_tools.recording import Recording, RecordingError
 from data_tools.sources.physionet2021 import PhysioNet2021

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from corpora import write_mimic_iv_ecg, write_ptbxl
 
-from data_tools.build import BuildOptions, build_dataset
+from data_tools.build.options import BuildOptions
+from data_tools.build.pipeline import build_dataset
 from data_tools.labels import CodeLabeler, ptbxl, read_ptbxl_database
 from data_tools.shards.dataset import Dataset
 from data_tools.sources import make_source
