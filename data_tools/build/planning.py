@@ -38,7 +38,7 @@ _FIND_REPEATED_SIGNALS = """
 # Crops that repeat the signal of an earlier crop, with the recording and patient of the first crop that has it.
 _FIND_REPEATS = """
     CREATE TABLE repeats AS
-    SELECT position, recording, patient, original_recording, original_patient
+    SELECT position, recording, patient, original, original_recording, original_patient
     FROM crops JOIN repeated_signals USING (signal_low, signal_high) WHERE position > original
 """
 # Crops whose signal is in one of the other datasets.
@@ -69,19 +69,21 @@ _FIND_LINKS_OF_NEW = """
     SELECT patient, other FROM links
     WHERE patient NOT IN (SELECT patient FROM known_patients) AND other NOT IN (SELECT patient FROM known_patients) ORDER BY ALL
 """
-# Patients whose split is settled: those of the dataset, and groups of new ones who are linked to them. `is_in_both`: they are
-# linked to both splits.
+# Patients whose split is settled: those of the dataset, and groups of new ones who share a signal with one of them.
+# `is_in_both`: they share signals with patients of both splits.
 _FIND_SETTLED = """
     CREATE TABLE settled AS
-    WITH neighbors AS (
-        SELECT patient, other FROM links UNION SELECT other, patient FROM links
+    WITH owners AS (
+        SELECT row AS signal, patient FROM known_repeats UNION SELECT row, known_patient FROM known_repeats
+        UNION SELECT -1 - original, patient FROM repeats UNION SELECT -1 - original, original_patient FROM repeats
+    ), signal_splits AS (
+        SELECT DISTINCT signal, is_valid FROM owners JOIN known_patients USING (patient)
     ), splits AS (
         SELECT patient AS representative, is_valid FROM known_patients
         UNION ALL
-        SELECT coalesce(linked.representative, neighbors.patient), is_valid
-        FROM neighbors JOIN known_patients ON other = known_patients.patient
-        LEFT JOIN linked ON linked.patient = neighbors.patient
-        WHERE neighbors.patient NOT IN (SELECT patient FROM known_patients)
+        SELECT coalesce(linked.representative, owners.patient), is_valid
+        FROM owners JOIN signal_splits USING (signal) LEFT JOIN linked ON linked.patient = owners.patient
+        WHERE owners.patient NOT IN (SELECT patient FROM known_patients)
     )
     SELECT representative, bool_and(is_valid) AS is_valid, bool_and(is_valid) <> bool_or(is_valid) AS is_in_both
     FROM splits GROUP BY ALL
