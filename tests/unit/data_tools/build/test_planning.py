@@ -9,6 +9,7 @@ from typing import cast
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -172,3 +173,13 @@ def test_an_addition_keeps_signals_unique_and_patients_in_one_split(
     if not in_both:
         assert len(used_splits) == sum(own.patients for own in counts.values()) + len(splits.keys() & used_splits.keys())
     assert sum(own.crops for own in counts.values()) == len(used)
+
+
+@pytest.mark.parametrize("known_signal", [0, 20])  # the dataset has the signal that all of them record, or has it not
+def test_a_new_patient_who_shares_a_signal_with_both_splits_is_left_out(tmp_path: Path, known_signal: int) -> None:
+    known = KnownInMemory([(known_signal, 1, False), (2, 2, True)])
+    contents = [(1, 0), (2, 0), (3, 0), (3, 4)]  # patient and signal
+    rows = [(i, i, patient, signal(number), 0, 300, CROP_SAMPLES) for i, (patient, number) in enumerate(contents)]
+    np.save(index_path(tmp_path, 0), np.array(rows, dtype=INDEX_DTYPE))
+    with make_plan(tmp_path, 1, 0.0, known=cast("KnownCrops", known)) as plan:
+        assert dict(plan.in_both_splits()) == {3: 1}
