@@ -5,7 +5,7 @@
 #   make pretrain                    quickstart: trains a tiny model on a simulated cohort, a few minutes on two CPU cores
 #   make pretrain DATA=FOLDER        quickstart on a folder of PhysioNet 2021 recordings
 #   make finetune [DATA=FOLDER]      after it: fine-tunes that model, evaluates it, predicts, and reports all of it
-#   make test | lint                 runs the tests | ruff, mypy and the import contracts
+#   make test | lint                 runs the tests, in a process per core | ruff, mypy and the import contracts
 #   make test-long                   runs the tests that take a minute or more each
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine, under torchrun, SLURM and
 #                                    deepspeed --hostfile; needs root, skips what is not installed
@@ -75,7 +75,7 @@ finetune: $(INSTALLED)
 	@echo "Open $(FINETUNED)/report.html in a browser."
 
 test: $(INSTALLED)
-	python -m pytest
+	python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 test-long: $(INSTALLED)
 	python -m pytest -m long
