@@ -29,7 +29,6 @@ from engine.device import select_device
 from engine.evaluation import evaluate
 from engine.inference import Embedder, Predictor, Runner
 from engine.inference.label_source import align_outputs
-from engine.inference.model_folder import load_model
 from engine.inference.scoring import Predictions, predict, probe
 from engine.inference.segments import open_segments
 from engine.interop.initial_model import resolve_initial_model
@@ -143,7 +142,7 @@ class ProtocolJob(Job):
         runner = Runner(batch_size=64, num_threads=2, report=print)
         num_steps = 0
         if self.mode == "linear":
-            predictions = probe(Embedder(load_model(self.model), None, ranks.device), "linear", splits, labels, runner)
+            predictions = probe(Embedder(load(self.model), None, ranks.device), "linear", splits, labels, runner)
         else:
             source, _ = resolve_initial_model(self.model, config.output_dir)
             num_steps = train(config.model_copy(update={"init_from": str(source)}), LabelTask, ranks)

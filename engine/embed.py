@@ -15,8 +15,8 @@ from data_tools.command_line import dataset_location, run_script
 from engine.device import select_device
 from engine.inference import Embedder, embed_input
 from engine.inference.command_line import apply_to_input, make_parser, parse_leads
-from engine.inference.model_folder import load_model
 from engine.inference.run import EMBEDDING_SUFFIXES, check_output
+from engine.models import load
 
 _DESCRIPTION = """Computes embeddings of ECG recordings, one vector per 5-s segment.
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(options: argparse.Namespace) -> int:
     check_output(options.output, EMBEDDING_SUFFIXES, overwrite=options.overwrite)
     leads = None if options.leads is None else parse_leads(options.leads)
-    embedder = Embedder(load_model(options.model), leads, select_device(options.device), options.precision)
+    embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
     summary, status = apply_to_input("embed", partial(embed_input, embedder), options, "embedded")
     sys.stdout.write(f"{options.output}: {summary.num_crops} crops, {summary.num_segments} complete segments\n")
     return status

@@ -27,11 +27,10 @@ from engine.inference.command_line import explain_errors, make_parser, make_runn
 from engine.inference.evaluation import RANDOM_SUFFIX, Evaluation
 from engine.inference.identification import identify
 from engine.inference.label_source import align_outputs, check_labels, choose_labeler
-from engine.inference.model_folder import load_model
 from engine.inference.run import check_output
 from engine.inference.scoring import LEVELS, Predictions, predict, probe
 from engine.inference.segments import SegmentSet, open_segments
-from engine.models import PretrainedModel
+from engine.models import PretrainedModel, load
 from engine.models.model_folder import check_new_folder
 from engine.models.pretrained import with_random_weights
 from engine.options import UserError
@@ -139,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
     session = _Session(
         options,
         Dataset.open(options.data),
-        [(str(path), load_model(path)) for path in options.models],
+        [(str(path), load(path)) for path in options.models],
         make_runner("evaluate", options),
         {"device": select_device(options.device), "precision": options.precision},
     )

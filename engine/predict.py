@@ -16,8 +16,8 @@ from engine.device import select_device
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
 from engine.inference import Predictor, predict_input
 from engine.inference.command_line import apply_to_input, make_parser, parse_leads, print_error
-from engine.inference.model_folder import load_model
 from engine.inference.run import PREDICTION_SUFFIXES, check_output
+from engine.models import load
 
 _DESCRIPTION = """Predicts the labels of ECG recordings with a fine-tuned model.
 
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     check_output(options.output, PREDICTION_SUFFIXES, overwrite=options.overwrite)
-    model = load_model(options.model)
+    model = load(options.model)
     leads = None if options.leads is None else parse_leads(options.leads)
     predictor = Predictor(model, leads, select_device(options.device), options.precision)
     if model.config.label_definition is None:

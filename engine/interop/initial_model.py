@@ -8,9 +8,9 @@ from pathlib import Path
 from engine.interop.fairseq import import_fairseq
 from engine.interop.zero_checkpoint import import_checkpoint
 from engine.models.model_config import CONFIG_FILE
+from engine.models.model_folder import MODEL_FOLDER
 from engine.options import UserError
 from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, read_info
-from engine.training.export import MODEL_FOLDER
 
 INITIAL_MODEL_FOLDER = "init_model"
 

@@ -107,8 +107,6 @@ def read_config(folder: Path) -> ModelConfig:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        if (folder / "model" / CONFIG_FILE).exists():
-            raise UserError(f"{folder}: the folder of a run; its model is in {folder / 'model'}") from None
         raise UserError(f"{file}: cannot be read ({error.strerror}); choose the folder of a model") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON ({error})") from None

@@ -22,6 +22,26 @@ from engine.models.model_config import CONFIG_FILE, ModelConfig, read_config
 from engine.models.model_weights import check_tensors
 from engine.options import UserError
 
+MODEL_FOLDER = "model"  # in the folder of a run: the model that it exported
+RUN_CONFIG_FILE = "config.yaml"
+
+
+def find_folder(path: Path) -> Path:
+    """Returns the folder of a model: the path itself, or for the folder of a fine-tuning run the model that the run exported.
+
+    Raises:
+        UserError: the run has not exported a model.
+    """
+    if not (path / CONFIG_FILE).exists():
+        if (path / MODEL_FOLDER / CONFIG_FILE).exists():
+            return path / MODEL_FOLDER
+        if (path / RUN_CONFIG_FILE).exists():
+            raise UserError(
+                f"{path}: the run has no model yet: finish fine-tuning, or export a checkpoint of pre-training with "
+                f"`engine/convert.py deepspeed {path} OUT_DIR`"
+            )
+    return path
+
 
 def read_folder(folder: Path) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Reads a model's folder; returns its configuration and its tensors by name, as saved.

@@ -22,7 +22,7 @@ from engine.models.encoder import Encoder
 from engine.models.heads import ClassificationHead, to_predictions
 from engine.models.hub import download, is_repository, upload
 from engine.models.model_config import ModelConfig
-from engine.models.model_folder import read_folder, save
+from engine.models.model_folder import find_folder, read_folder, save
 from engine.models.model_weights import modules_on_meta
 from engine.models.normalization import zscore_per_lead
 from engine.models.signal_input import SignalInput, Signals, Unit
@@ -235,14 +235,15 @@ def load(source: Path | str, *, revision: str | None = None) -> PretrainedModel:
     """Reads a model that :func:`engine.models.save` wrote.
 
     Args:
-        source: the model's folder; or, as text, the OWNER/NAME of a model on the Hugging Face Hub, unless there is such a path.
+        source: the model's folder, or that of the fine-tuning run that made it; or, as text, the OWNER/NAME of a model on the
+            Hugging Face Hub, unless there is such a path.
         revision: branch, tag or commit of a model on the Hub; None: the main branch.
 
     Raises:
         UserError: the folder does not contain a model, a file is damaged, the tensors do not match the configuration, or the
             model cannot be downloaded.
     """
-    folder = download(str(source), revision) if is_repository(source) else Path(source)
+    folder = download(str(source), revision) if is_repository(source) else find_folder(Path(source))
     config, tensors = read_folder(folder)
     encoder, head = modules_on_meta(str(folder), config)
     for prefix, module in (("encoder.", encoder), ("head.", head)):

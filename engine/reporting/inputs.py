@@ -15,9 +15,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools.labels import LabelDefinition
 from data_tools.validation import describe_validation_error, one_line
 from engine.inference.evaluation import RANDOM_SUFFIX, RESULTS_FILE
+from engine.models.model_folder import RUN_CONFIG_FILE
 from engine.options import UserError
 
-_CONFIG_FILE, _METRICS_FILE, _SUMMARY_FILE = "config.yaml", "metrics.jsonl", "summary.json"
+_METRICS_FILE, _SUMMARY_FILE = "metrics.jsonl", "summary.json"
 _PREDICTIONS = r"^predictions-\d+\.npz$"
 
 Row = dict[str, Any]
@@ -164,11 +165,11 @@ def open_input(path: Path) -> Input:
         return EvaluationFolder(path, _read_results(path), None)
     if (path / RESULTS_FILE).is_file():
         return EvaluationFolder(path, _read_results(path / RESULTS_FILE), path)
-    if (path / _CONFIG_FILE).is_file() and (path / _METRICS_FILE).is_file():
+    if (path / RUN_CONFIG_FILE).is_file() and (path / _METRICS_FILE).is_file():
         return _open_run(path)
     problem = "does not exist" if not path.exists() else "not a run or an evaluation"
     raise UserError(
-        f"{path}: {problem}: choose the folder of a run ({_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o "
+        f"{path}: {problem}: choose the folder of a run ({RUN_CONFIG_FILE}, {_METRICS_FILE}), the folder that evaluate.py -o "
         f"wrote ({RESULTS_FILE}), or the file that evaluate.py --json wrote"
     )
 
@@ -189,13 +190,13 @@ def _read_results(file: Path) -> Results:
 
 
 def _open_run(path: Path) -> RunFolder:
-    config_text = _read_text(path / _CONFIG_FILE)
+    config_text = _read_text(path / RUN_CONFIG_FILE)
     try:
         config = yaml.safe_load(config_text)
     except yaml.YAMLError as error:
-        raise UserError(f"{path / _CONFIG_FILE}: not valid YAML ({one_line(error)}); choose the folder of a run") from None
+        raise UserError(f"{path / RUN_CONFIG_FILE}: not valid YAML ({one_line(error)}); choose the folder of a run") from None
     if not isinstance(config, dict):
-        raise UserError(f"{path / _CONFIG_FILE}: not the configuration of a run; choose the folder of a run")
+        raise UserError(f"{path / RUN_CONFIG_FILE}: not the configuration of a run; choose the folder of a run")
     rows = _read_metrics(path / _METRICS_FILE)
     train = [row for row in rows if row["kind"] == "train"]
     if not train:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from data_tools.files import write_text
 from engine.config import RunConfig, to_yaml
+from engine.models.model_folder import RUN_CONFIG_FILE
 from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint import Checkpoints
@@ -79,7 +80,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
 
 def _open_outputs(trainer: Trainer, memory: str) -> None:
     config = trainer.config
-    write_text(config.output_dir / "config.yaml", to_yaml(config))
+    write_text(config.output_dir / RUN_CONFIG_FILE, to_yaml(config))
     sys.stderr.write(describe_run(trainer, memory) + "\n")
     trainer.metric_writers += make_metric_writers(config, trainer.state.first_step, trainer.state.num_steps)
 

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from torch import Tensor
 
+from engine.models.model_folder import MODEL_FOLDER
 from engine.options import UserError
 from engine.training.checkpoint import read_weights
 from engine.training.trainer import Trainer
-
-MODEL_FOLDER = "model"
 
 
 def export_model(trainer: Trainer) -> Path:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
 from engine.data import MixtureStore
-from engine.training.export import MODEL_FOLDER
+from engine.models.model_folder import MODEL_FOLDER
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer

@@ -113,8 +113,6 @@ def rewrite(folder: Path, **changes: object) -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path, model_folder: Path) -> None:
     assert "choose the folder of a model" in refused(tmp_path / "absent")
-    shutil.copytree(model_folder, tmp_path / "run" / "model")
-    assert refused(tmp_path / "run").endswith(f"its model is in {tmp_path / 'run' / 'model'}")
     (model_folder / "model.safetensors").unlink()
     refused(model_folder)
 
@@ -225,3 +223,13 @@ def test_leads_of_fine_tuning_must_be_the_models() -> None:
     config, _ = random_tensors("encoder")
     with pytest.raises(ValueError, match="'trained_leads' must be among 'leads'"):
         ModelConfig.model_validate(config.model_dump() | {"trained_leads": ("I", "V7")})
+
+
+def test_the_folder_of_a_run_is_that_of_its_model(model_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").touch()
+    with pytest.raises(UserError, match=f"no model yet: .* `engine/convert.py deepspeed {re.escape(str(run))} OUT_DIR`"):
+        engine.models.load(run)
+    (run / "model").symlink_to(model_folder)
+    assert engine.models.load(run).config == engine.models.load(model_folder).config
