@@ -35,6 +35,14 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Kind of label -> the metrics of a printed table and their titles; a table omits undefined metrics."""
 
+# In training, identification has metrics of its own.
+TITLES: Final[Mapping[str, str]] = {name: title for kind in COLUMNS.values() for name, title in kind.items()} | {
+    "rank1": "rank-1",
+    "rank5": "rank-5",
+    "auroc": "verification AUROC",
+}
+"""Titles of the metrics of every task."""
+
 Result = dict[str, Any]
 """``overall``: metric -> {"value", "low", "high"}; ``per_class``: class -> metric -> the same. None where undefined."""
 

@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 
 from data_tools.pages.page import Block, Details, Figures, Notice, Panel, Section, Table, Text
 from data_tools.pages.svg import COLORS, INK, draw
-from engine.evaluation.results import COLUMNS
+from engine.evaluation.results import TITLES
 from engine.reporting.inputs import Row, RunFolder, short_name
 
 _ACCURACY, _CHANCE, _LOSS = "accuracy_", "chance_", "loss_"
 _TITLES: Final = {
-    **{name: title for kind in COLUMNS.values() for name, title in kind.items()},
-    "rank1": "rank-1",
-    "rank5": "rank-5",
-    "auroc": "verification AUROC",
-    "crops_per_second": "crops/s",
+    **TITLES,
+    "crops_per_second": "samples/s",
     "mfu": "model FLOPs utilization",
     "data_wait_share": "share of time waiting for data",
     "step_seconds": "seconds per step",
@@ -27,7 +24,6 @@ _TITLES: Final = {
 _SPEED: Final = ("crops_per_second", "mfu", "data_wait_share", "step_seconds", "peak_memory_gb")
 _SHARES: Final = ("mfu", "data_wait_share")
 _STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
-_SCORES: Final = tuple(dict.fromkeys([*(name for kind in COLUMNS.values() for name in kind), "rank1", "rank5", "auroc"]))
 _MAX_POINTS = 120
 _NUM_ENDS = 10  # a first or last value is the median of this many rows, or of a tenth of the run if that is less
 
@@ -70,16 +66,18 @@ def run_section(run: RunFolder) -> Section:
 
 def describe_run(run: RunFolder) -> str:
     """Returns the line of a run in an overview."""
-    row = run.valid[-1] if run.valid else run.train[-1]
-    shown = [name for name in ("loss", *_SCORES) if row.get(name) is not None][:3]
+    exported = [row for row in run.valid if row["step"] == run.summary.get("exported_step")]
+    row = (exported or run.valid or run.train)[-1]
+    shown = [name for name in ("loss", *TITLES) if row.get(name) is not None][:3]
     where = "validation" if run.valid else "training"
-    return f"step {row['step']:,}, {where}: " + ", ".join(f"{_TITLES.get(name, name)} {row[name]:.3f}" for name in shown)
+    step = f"step {row['step']:,}{' (exported)' if exported else ''}"
+    return f"{step}, {where}: " + ", ".join(f"{_TITLES.get(name, name)} {row[name]:.3f}" for name in shown)
 
 
 def _curve_names(run: RunFolder) -> list[str]:
     names = [name for name in run.train[-1] if name == "loss" or name.startswith((_LOSS, _ACCURACY)) or name == "accuracy"]
     valid = run.valid[-1] if run.valid else {}
-    return names + [name for name in _SCORES if name in valid and name not in names]
+    return names + [name for name in TITLES if name in valid and name not in names]
 
 
 def _facts(run: RunFolder) -> Table:

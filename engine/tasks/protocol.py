@@ -86,6 +86,11 @@ class Task(ABC):
             splits: the data; ``None`` if they are not needed, as in a memory trial or a measurement.
         """
 
+    @property
+    def unit(self) -> str:
+        """What a sample is: ``segments`` of 5 s, or ``crops`` of two."""
+        return "segments" if self.pair == "single" else "crops"
+
     @classmethod
     def resolve_config(cls, config: Any) -> Any:
         """Returns the configuration with the values that the task determines; it must not change a resolved one."""

@@ -82,7 +82,7 @@ def _open_outputs(trainer: Trainer, memory: str) -> None:
     config = trainer.config
     write_text(config.output_dir / RUN_CONFIG_FILE, to_yaml(config))
     sys.stderr.write(describe_run(trainer, memory) + "\n")
-    trainer.metric_writers += make_metric_writers(config, trainer.state.first_step, trainer.state.num_steps)
+    trainer.metric_writers += make_metric_writers(config, trainer.state.first_step, trainer.state.num_steps, trainer.task.unit)
 
 
 def _make_state(config: RunConfig, num_crops: int, resumed: CheckpointInfo | None) -> RunState:

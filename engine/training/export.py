@@ -1,7 +1,6 @@
 """Exports the best checkpoint of a run as a model's folder."""
 
 import shutil
-from pathlib import Path
 
 from torch import Tensor
 
@@ -11,13 +10,13 @@ from engine.training.checkpoint import read_weights
 from engine.training.trainer import Trainer
 
 
-def export_model(trainer: Trainer) -> Path:
+def export_model(trainer: Trainer) -> int:
     """Loads the best checkpoint, evaluates it, and writes it to ``OUTPUT_DIR/model``, replacing what is there.
 
     All ranks call this together after the last step; the trainer cannot train afterwards.
 
     Returns:
-        The folder of the best checkpoint.
+        The step of the best checkpoint.
 
     Raises:
         UserError: no checkpoint is intact.
@@ -30,7 +29,7 @@ def export_model(trainer: Trainer) -> Path:
     if trainer.data.valid is not None:
         trainer.evaluate()  # which sets the thresholds of a classifier
     trainer.ranks.on_main_rank(lambda: _write(trainer, read_weights(path, info)))
-    return path
+    return info.step
 
 
 def _write(trainer: Trainer, weights: dict[str, Tensor]) -> None:

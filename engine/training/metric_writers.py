@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from data_tools.files import write_text
 from engine.config import RunConfig
+from engine.evaluation.results import TITLES
 from engine.options import UserError
 
 _logger = logging.getLogger(__name__)
@@ -39,15 +40,16 @@ class MetricWriter(Protocol):
         """Flushes and closes."""
 
 
-def make_metric_writers(config: RunConfig, first_step: int, num_steps: int) -> list[MetricWriter]:
+def make_metric_writers(config: RunConfig, first_step: int, num_steps: int, unit: str) -> list[MetricWriter]:
     """Opens the metric writers of a run; main rank only.
 
-    Rows of steps after ``first_step``, which a run that died left behind, are dropped.
+    Rows of steps after ``first_step``, which a run that died left behind, are dropped. ``unit`` is what is counted per second,
+    "crops" or "segments".
     """
     terminal = (
-        ProgressBar(first_step, num_steps)
+        ProgressBar(first_step, num_steps, unit)
         if sys.stderr.isatty()
-        else ProgressLines(first_step, num_steps, config.logging.progress_seconds)
+        else ProgressLines(first_step, num_steps, config.logging.progress_seconds, unit)
     )
     writers: list[MetricWriter] = [JsonLines(config.output_dir / "metrics.jsonl", first_step), terminal]
     writers.append(CollapseWarning())
@@ -104,10 +106,10 @@ def _lines(path: Path) -> list[str]:
 class ProgressBar:
     """A line that is updated, for a terminal."""
 
-    def __init__(self, first_step: int, num_steps: int) -> None:
+    def __init__(self, first_step: int, num_steps: int, unit: str) -> None:
         layout = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
         self._bar = tqdm(initial=first_step, total=num_steps, bar_format=layout, dynamic_ncols=True)
-        self._status = _Status()
+        self._status = _Status(unit)
 
     def write(self, kind: str, row: Row) -> None:
         """Updates the line, or prints validation metrics above it."""
@@ -115,7 +117,7 @@ class ProgressBar:
             self._bar.set_postfix_str(self._status.describe(row), refresh=False)
             self._bar.update(int(row["step"]) - self._bar.n)
         else:
-            self._bar.write(f"step {row['step']}: {_validation(row)}", file=sys.stderr)
+            self._bar.write(f"step {row['step']}: validation {describe_validation(row)}", file=sys.stderr)
 
     def close(self) -> None:
         """Closes the bar, which stays visible."""
@@ -125,16 +127,16 @@ class ProgressBar:
 class ProgressLines:
     """A line every few seconds and for each validation, for log files."""
 
-    def __init__(self, first_step: int, last_step: int, every_seconds: float) -> None:
+    def __init__(self, first_step: int, last_step: int, every_seconds: float, unit: str) -> None:
         self._first_step, self._last_step = first_step, last_step
         self._every_seconds = every_seconds
-        self._status = _Status()
+        self._status = _Status(unit)
         self._start = self._next = time.monotonic()
 
     def write(self, kind: str, row: Row) -> None:
         """Prints a line if one is due."""
         step, now = int(row["step"]), time.monotonic()
-        text = _validation(row) if kind == "valid" else self._status.describe(row)
+        text = f"validation {describe_validation(row)}" if kind == "valid" else self._status.describe(row)
         if kind == "train":
             if now < self._next:
                 return
@@ -151,17 +153,18 @@ class ProgressLines:
 class _Status:
     """Loss, accuracies, speed and memory as text; the speed is smoothed."""
 
-    def __init__(self) -> None:
-        self._rows: deque[tuple[float, float]] = deque(maxlen=_ROWS_OF_SPEED)  # crops and seconds
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._rows: deque[tuple[float, float]] = deque(maxlen=_ROWS_OF_SPEED)  # number and seconds
 
     def describe(self, row: Row) -> str:
         rate, seconds = float(row["crops_per_second"]), float(row["step_seconds"])
         self._rows.append((rate * seconds, seconds))
-        crops, seconds = map(sum, zip(*self._rows, strict=True))
+        number, seconds = map(sum, zip(*self._rows, strict=True))
         parts = [
             f"loss {row['loss']:.3f}",
             describe_accuracies(select(row, ACCURACY), select(row, CHANCE)),
-            f"{crops / seconds:,.1f} crops/s",
+            f"{number / seconds:,.1f} {self._unit}/s",
         ]
         return ", ".join(filter(None, [*parts, f"{row['peak_memory_gb']:.1f} GB"]))
 
@@ -177,10 +180,11 @@ def describe_accuracies(accuracies: Mapping[str, float], chance: Mapping[str, fl
     return ", ".join(f"{name} {accuracy:.0%}{levels.get(name, '')}" for name, accuracy in accuracies.items())
 
 
-def _validation(row: Row) -> str:
+def describe_validation(row: Row) -> str:
+    """Returns the main validation metrics as text: "loss 0.5321, AUROC 0.8123"."""
     shown = {name: row[name] for name in ("loss", *_SHOWN_SCORES) if name in row}
     accuracies = filter(None, [describe_accuracies(select(row, ACCURACY), select(row, CHANCE))])
-    return "validation " + ", ".join([*(f"{name} {value:.4f}" for name, value in shown.items()), *accuracies])
+    return ", ".join([*(f"{TITLES.get(name, name)} {value:.4f}" for name, value in shown.items()), *accuracies])
 
 
 class CollapseWarning:

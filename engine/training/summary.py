@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from data_tools.files import atomic_write, write_text
 from engine.data import MixtureStore
 from engine.models.model_folder import MODEL_FOLDER
-from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, read_rows, select
+from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, describe_validation, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
 
@@ -30,7 +30,9 @@ class Summary:
     """The results of a run.
 
     Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
-    last ``num_averaged`` rows, a tenth of the run each. ``device_hours_200_epochs`` is None for fine-tuning.
+    last ``num_averaged`` rows, a tenth of the run each. ``crops_per_second`` counts segments if the task's samples are single
+    segments. ``device_hours_200_epochs`` is None for fine-tuning, and ``valid_exported`` has the validation metrics of the
+    exported step, empty if there are none.
     """
 
     steps: int
@@ -38,8 +40,11 @@ class Summary:
     loss_first: float
     loss_last: float
     valid_loss_last: float | None
+    exported_step: int | None
+    valid_exported: dict[str, float]
     accuracies_last: dict[str, float]
     chance_last: dict[str, float]
+    unit: str
     crops_per_second: float
     mfu: float
     peak_tflops: float
@@ -58,13 +63,12 @@ def describe_run(trainer: Trainer, memory: str) -> str:
     """Returns the text that a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
-    unit = "segments" if trainer.task.pair == "single" else "crops"
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
     return _align(
         {
             "task": trainer.task.name,
             "model": f"{_num_parameters(trainer) / 1e6:.1f}M parameters, {config.train.precision}",
-            unit: f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
+            trainer.task.unit: f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
             "device": device_name(trainer.ranks.device),
             "batch": _describe_batch(trainer, memory),
@@ -106,8 +110,8 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
     return text
 
 
-def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
-    """Writes a run's summary, and prints it; ``exported`` is the checkpoint that was exported as a model."""
+def conclude_run(trainer: Trainer, exported_step: int | None = None) -> None:
+    """Writes a run's summary, and prints it; ``exported_step`` is that of the checkpoint that was exported as a model."""
     config, state = trainer.config, trainer.state
     metrics = config.output_dir / "metrics.jsonl"
     if not read_rows(metrics, "train"):
@@ -116,7 +120,9 @@ def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
         return
     summary = summarize(
         metrics,
-        num_crops=None if trainer.task.exports_model else trainer.data.train.order.num_samples,
+        exported_step=exported_step,
+        unit=trainer.task.unit,
+        num_samples=None if trainer.task.exports_model else trainer.data.train.order.num_samples,
         num_parameters=_num_parameters(trainer),
         world_size=trainer.ranks.world_size,
         device=trainer.ranks.device,
@@ -126,14 +132,16 @@ def conclude_run(trainer: Trainer, exported: Path | None = None) -> None:
     )
     sys.stdout.write(f"done: {trainer.task.name}\n{write_summary(summary, config.output_dir)}\n")
     sys.stdout.write(f"  checkpoint   {trainer.checkpoints.path(state.saved_step)}\n")
-    if exported is not None:
-        sys.stdout.write(f"  model        {config.output_dir / MODEL_FOLDER}, from {exported.name}\n")
+    if exported_step is not None:
+        sys.stdout.write(f"  model        {config.output_dir / MODEL_FOLDER}, from step {exported_step}\n")
 
 
 def summarize(
     metrics: Path,
     *,
-    num_crops: int | None,
+    exported_step: int | None,
+    unit: str,
+    num_samples: int | None,
     num_parameters: int,
     world_size: int,
     device: torch.device,
@@ -143,13 +151,15 @@ def summarize(
 ) -> Summary:
     """Computes a run's results from its ``metrics.jsonl``, which must contain a training row.
 
-    ``num_crops`` is the length of an epoch of pre-training; None for fine-tuning, whose time is not extrapolated.
+    ``num_samples`` is the length of an epoch of pre-training, None for fine-tuning, whose time is not extrapolated; ``unit`` is
+    what is counted, "crops" or "segments".
     """
     rows = read_rows(metrics, "train")
     settled = rows[len(rows) // 10 :] if len(rows) > 1 else rows
     valid = read_rows(metrics, "valid")
     ends = max(1, len(rows) // 10)
     crops_per_second = median(row["crops_per_second"] for row in settled)
+    exported = [row for row in valid if row["step"] == exported_step]
     last = {name: median(row[name] for row in rows[-ends:]) for name in rows[-1] if name.startswith((ACCURACY, CHANCE))}
     return Summary(
         steps=int(rows[-1]["step"]),
@@ -157,15 +167,20 @@ def summarize(
         loss_first=median(row["loss"] for row in rows[:ends]),
         loss_last=median(row["loss"] for row in rows[-ends:]),
         valid_loss_last=valid[-1].get("loss") if valid else None,
+        exported_step=exported_step,
+        valid_exported={name: value for row in exported for name, value in row.items() if name not in {"kind", "step"}},
         accuracies_last=select(last, ACCURACY),
         chance_last=select(last, CHANCE),
+        unit=unit,
         crops_per_second=crops_per_second,
         mfu=median(row["mfu"] for row in settled),
         peak_tflops=peak_flops / 1e12,
         data_wait_share=sum(row["data_wait_share"] * row["step_seconds"] for row in settled)
         / sum(row["step_seconds"] for row in settled),
         peak_memory_gb=max(row["peak_memory_gb"] for row in rows),
-        device_hours_200_epochs=None if num_crops is None else _PAPER_EPOCHS * num_crops / crops_per_second / 3600 * world_size,
+        device_hours_200_epochs=None
+        if num_samples is None
+        else _PAPER_EPOCHS * num_samples / crops_per_second / 3600 * world_size,
         num_parameters=num_parameters,
         world_size=world_size,
         device=device.type,
@@ -180,15 +195,12 @@ def write_summary(summary: Summary, folder: Path) -> str:
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
     plot_losses(folder / "metrics.jsonl", folder / "loss.png")
     rows = f"first and last {summary.num_averaged} logged steps" if summary.num_averaged > 1 else "first and last logged step"
-    is_pretraining = summary.device_hours_200_epochs is not None
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
         "loss": f"{summary.loss_first:.3f} -> {summary.loss_last:.3f} (medians of the {rows})",
         "accuracy": describe_accuracies(summary.accuracies_last, summary.chance_last),
-        "validation": ""
-        if summary.valid_loss_last is None
-        else f"loss {summary.valid_loss_last:.3f}{_VALIDATION if is_pretraining else ''}",
-        "speed": f"{summary.crops_per_second:,.1f} crops/s",
+        "validation": _describe_validation(summary),
+        "speed": f"{summary.crops_per_second:,.1f} {summary.unit}/s",
         "MFU": f"{summary.mfu:.1%} of {summary.peak_tflops:,.2f} TFLOP/s (measured matmul throughput)",
         "data wait": f"{summary.data_wait_share:.2%} of the time",
         "peak memory": f"{summary.peak_memory_gb:.2f} GB per rank",
@@ -196,6 +208,15 @@ def write_summary(summary: Summary, folder: Path) -> str:
         "loss curve": str(folder / "loss.png"),
     }
     return _align({name: text for name, text in lines.items() if text})
+
+
+def _describe_validation(summary: Summary) -> str:
+    if summary.valid_exported:
+        return f"{describe_validation(summary.valid_exported)} (of the exported model, step {summary.exported_step})"
+    if summary.valid_loss_last is None:
+        return ""
+    is_pretraining = summary.device_hours_200_epochs is not None
+    return f"loss {summary.valid_loss_last:.3f}{_VALIDATION if is_pretraining else ''}"
 
 
 def _describe_paper_epochs(summary: Summary) -> str:

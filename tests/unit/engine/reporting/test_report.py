@@ -119,6 +119,13 @@ def write_run(folder: Path, num_steps: int = 40, **more: float) -> Path:
     return folder
 
 
+def test_the_overview_gives_the_metrics_of_the_exported_step(run: Run, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "summary.json").write_text(json.dumps({"exported_step": 20}))
+    assert run(folder, write_run(tmp_path / "other"), "-o", tmp_path / "out.html")[0] == 0
+    assert "step 20 (exported), validation: loss 0.300" in (tmp_path / "out.html").read_text()
+
+
 def test_a_run(run: Run, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     status, out, err = run(folder, "-o", tmp_path / "out.html")

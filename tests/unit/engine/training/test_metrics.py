@@ -52,8 +52,8 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     writer.write("valid", {"step": 40, "loss": 7.0})
     writer.close()
     summary = summarize(
-        tmp_path / "metrics.jsonl", num_crops=1600, num_parameters=2_500_000, world_size=4, device=torch.device("cpu"),
-        precision="bf16", zero_stage=1, peak_flops=1e12,
+        tmp_path / "metrics.jsonl", exported_step=None, unit="crops", num_samples=1600, num_parameters=2_500_000, world_size=4,
+        device=torch.device("cpu"), precision="bf16", zero_stage=1, peak_flops=1e12,
     )  # fmt: skip
     assert summary.crops_per_second == 160.0
     assert summary.device_hours_200_epochs == pytest.approx(200 * 1600 / 160 / 3600 * 4)
@@ -64,7 +64,22 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     assert "accuracy     local 50% (chance 2%)" in text
     assert "validation   loss 7.000, augmentations and masks as in training, without dropout" in text
     assert (tmp_path / "loss.png").stat().st_size > 10_000
-    text = write_summary(replace(summary, device_hours_200_epochs=None), tmp_path)  # fine-tuning
+
+
+def test_the_summary_of_fine_tuning_gives_the_scores_of_the_exported_model(tmp_path: Path) -> None:
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    for step in (1, 2):
+        writer.write("train", row(step))
+        writer.write("valid", {"step": step, "loss": 7.0 - step, "auroc_macro": 1 / step, "challenge_score": 0.25})
+    writer.close()
+    summary = summarize(
+        tmp_path / "metrics.jsonl", exported_step=1, unit="segments", num_samples=None, num_parameters=1, world_size=1,
+        device=torch.device("cpu"), precision="fp32", zero_stage=1, peak_flops=1e12,
+    )  # fmt: skip
+    assert summary.valid_exported == {"loss": 6.0, "auroc_macro": 1.0, "challenge_score": 0.25}
+    text = write_summary(summary, tmp_path)
+    assert "validation   loss 6.0000, AUROC 1.0000, CinC score 0.2500 (of the exported model, step 1)" in text
+    assert "speed        160.0 segments/s" in text
     assert "epochs" not in text
     assert "masks" not in text
 
@@ -87,7 +102,7 @@ def test_a_log_has_elapsed_and_remaining_time_speed_accuracies_and_memory(
 ) -> None:
     seconds = iter([100.0, 110.0, 115.0, 130.0, 140.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    lines = ProgressLines(first_step=10, last_step=16, every_seconds=20)
+    lines = ProgressLines(first_step=10, last_step=16, every_seconds=20, unit="crops")
     for step in (11, 12, 13):
         lines.write("train", row(step))
     lines.write("valid", row(13, 4.0))
