@@ -1,6 +1,8 @@
 """Errors as one line."""
 
+import difflib
 import reprlib
+from collections.abc import Iterable
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -45,6 +47,21 @@ def explain_mistake(mistake: ErrorDetails) -> str:
     if mistake["type"] == "missing":
         return "is missing"
     return f"{mistake['msg'][0].lower()}{mistake['msg'][1:]}, got {shorten(mistake['input'])}"
+
+
+def suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Returns the end of a message on an unknown name: the known one that was probably meant, or else all of them.
+
+    Args:
+        name: the unknown name.
+        known: the known names.
+        prefix: what stands before a known name in the suggestion.
+    """
+    known = list(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    if near:
+        return f"; did you mean '{prefix}{near[0]}'?"
+    return f"; known: {', '.join(known)}" if known else ""
 
 
 def shorten(value: object) -> str:

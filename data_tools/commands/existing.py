@@ -96,15 +96,16 @@ def add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data info datasets/two",
     )
     command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
+    command.add_argument("--keys", action="store_true", help="list the keys of its crops instead, one per line")
 
 
 def _info(options: argparse.Namespace) -> int:
     from data_tools.shards.dataset import Dataset
-    from data_tools.shards.info import describe_dataset
+    from data_tools.shards.info import describe_dataset, list_keys
     from data_tools.splits.description import describe_plans
 
     dataset = Dataset.open(options.dataset)
-    for line in itertools.chain(describe_dataset(dataset), describe_plans(dataset)):
+    for line in list_keys(dataset) if options.keys else itertools.chain(describe_dataset(dataset), describe_plans(dataset)):
         print_line(line)
     return 0
 
@@ -119,7 +120,7 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data plot datasets/two georgia-E07500-0 --augment --out E07500.png",
     )
     command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
-    command.add_argument("key", metavar="KEY", help="key of the crop (see samples.parquet)")
+    command.add_argument("key", metavar="KEY", help="key of the crop; ecg-data info DATASET --keys lists them")
     command.add_argument("--out", metavar="FIG", type=Path, required=True, help="output file, .png, .svg or .pdf")
     command.add_argument(
         "--layout",

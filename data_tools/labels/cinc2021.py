@@ -1,6 +1,6 @@
 """The 26 classes that the PhysioNet/CinC Challenge 2021 scores."""
 
-from data_tools.diagnoses import DIAGNOSES
+from data_tools.diagnoses import SCORED_DIAGNOSES
 from data_tools.labels.definition import LabelDefinition
 
 # In the order of the Challenge's table of rewards (weights.csv of its evaluation code). Codes in one line are scored as the
@@ -37,5 +37,5 @@ _CLASSES = (
 
 def cinc2021() -> LabelDefinition:
     """Returns the definition of the Challenge's 26 classes by their SNOMED CT codes, multilabel."""
-    names = tuple(DIAGNOSES[codes[-1]] for codes in _CLASSES)
+    names = tuple(SCORED_DIAGNOSES[codes[-1]] for codes in _CLASSES)
     return LabelDefinition(name="cinc2021", kind="multilabel", classes=names, codes=_CLASSES)

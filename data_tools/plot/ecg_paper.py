@@ -14,6 +14,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from matplotlib.patheffects import withStroke
 from numpy.typing import NDArray
 
 from data_tools.files import atomic_write
@@ -112,7 +113,8 @@ def draw_seconds(axes: Axes, left: float, bottom: float, num_samples: int) -> No
 
 def draw_lead_name(axes: Axes, left: float, zero: float, lead: str) -> None:
     """Draws the name of a lead at the left of its baseline."""
-    axes.text(left + 1.5, zero + 1.5, lead, fontsize=10, fontweight="bold", color=INK, zorder=4)
+    outline = [withStroke(linewidth=3, foreground="white")]  # legible on a trace of high amplitude
+    axes.text(left + 1.5, zero + 1.5, lead, fontsize=10, fontweight="bold", color=INK, zorder=4, path_effects=outline)
 
 
 def save_figure(figure: Figure, out: Path) -> None:

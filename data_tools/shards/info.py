@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import duckdb
+import pyarrow.parquet as pq
 
 from data_tools.diagnoses import DIAGNOSES
 from data_tools.leads import LEADS
@@ -113,6 +114,13 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     yield from _describe_labels(contents.labels, num_labels, num_recordings)
     yield ""
     yield from _describe_rejected(dataset)
+
+
+def list_keys(dataset: Dataset) -> Iterator[str]:
+    """Yields the key of each crop, in the order of the dataset."""
+    with pq.ParquetFile(dataset.path / SAMPLES_FILE) as samples:
+        for rows in samples.iter_batches(columns=["key"]):
+            yield from rows["key"].to_pylist()
 
 
 def _list_shares(shares: Sequence[tuple[str, float]]) -> str:

@@ -5,6 +5,7 @@ from importlib import import_module
 from pathlib import Path
 
 from data_tools.sources.protocol import Acceptable, RecordingFile, Source
+from data_tools.validation import suggest
 
 # Module and class of each source. Modules are imported only when needed, so that the command line starts quickly.
 SOURCES: dict[str, tuple[str, str]] = {
@@ -43,4 +44,4 @@ def check_source(name: str) -> None:
         ValueError: the name is unknown.
     """
     if name not in SOURCES:
-        raise ValueError(f"unknown source '{name}'; sources are {', '.join(SOURCES)}")
+        raise ValueError(f"unknown source '{name}'{suggest(name, SOURCES)}")

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from data_tools.remote.locations import hide_passwords
-from data_tools.validation import explain_mistake
+from data_tools.validation import explain_mistake, suggest
 from engine.config.base import RunConfig
 from engine.config.strict_yaml import parse_yaml
 from engine.options import Options, UserError
@@ -159,7 +159,9 @@ def _describe(error: ValidationError, config_class: type[Options], layer: _Layer
     mistakes = error.errors()
     first = min(mistakes, key=lambda mistake: mistake["type"] == "missing")  # a misspelled key is missing, too
     path = _key_path(first["loc"], layer.values)
-    where = f"{layer.source(path)}: {path}" if path else layer.source("")
+    where = layer.source(path)
+    if path and not where.startswith(f"'{path}="):  # an override names its key
+        where += f": {path}"
     more = f" (and {len(mistakes) - 1} more)" if len(mistakes) > 1 else ""
     if first["type"] == "value_error" and path not in layer.sources:
         where = layer.source(path)  # the mistake involves several keys, which the message names
@@ -169,17 +171,17 @@ def _describe(error: ValidationError, config_class: type[Options], layer: _Layer
 def _explain(mistake: ErrorDetails, path: str, config_class: type[Options], values: Mapping[str, Any]) -> str:
     kind = mistake["type"]
     if kind == "extra_forbidden":
-        parent, _, key = path.rpartition(".")
+        key = path.rpartition(".")[2]
         elsewhere = [place for place in _all_keys(config_class, values) if key in _short_forms(place.rpartition(".")[2])]
         if elsewhere:
             return f"no such key; did you mean '{elsewhere[0]}'?"
         known = [name for section in _candidates(config_class, mistake["loc"][:-1])[:1] for name in section.model_fields]
-        return f"no such key{_suggest(key, known, parent)}"
+        return f"no such key{suggest(key, known, path.removesuffix(key))}"
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         known = [str(choice.model_fields["name"].default) for choice in _candidates(config_class, mistake["loc"])]
         if kind == "union_tag_not_found":
             return f"'name' is missing; known: {', '.join(known)}"
-        return f"unknown name '{mistake['ctx']['tag']}'{_suggest(str(mistake['ctx']['tag']), known)}"
+        return f"unknown name '{mistake['ctx']['tag']}'{suggest(str(mistake['ctx']['tag']), known)}"
     return explain_mistake(mistake)
 
 
@@ -235,10 +237,3 @@ def _suggest_file(file: Path) -> str:
     known = {other.stem: other for other in file.parent.glob("*.yaml")}
     near = difflib.get_close_matches(file.stem, known, n=1, cutoff=0.5)
     return f"; did you mean '{known[near[0]]}'?" if near else ""
-
-
-def _suggest(key: str, known: Sequence[str], parent: str = "") -> str:
-    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    if near:
-        return f"; did you mean '{parent + '.' if parent else ''}{near[0]}'?"
-    return f"; known: {', '.join(known)}" if known else ""

@@ -147,6 +147,8 @@ class Loader(AbstractContextManager["Loader"], ABC):
             if isinstance(own, list) and isinstance(saved, list) and len(own) == len(saved):
                 number = next(i for i, pair in enumerate(zip(saved, own, strict=True)) if pair[0] != pair[1])
                 key, saved, own, places = f"{key}[{number}]", saved[number], own[number], places[number : number + 1]  # noqa: PLW2901
+            if key == "fingerprint":
+                saved, own = (f"{str(value)[:12]}..." for value in (saved, own))  # noqa: PLW2901
             raise LoaderStateError(
                 f"cannot resume: the checkpoint's loader has {key}={saved}, but this run has {key}={own} "
                 f"({', '.join(places)}): use the same data and seed, or set another output_dir"

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shutil
 import sys
 import time
 import traceback
@@ -27,6 +28,7 @@ from engine.training.export import export_model
 from engine.training.summary import conclude_run
 from engine.training.trainer import TrainingStoppedError
 
+_LOCK_FILE = ".lock"
 _SECONDS_TO_REPORT = 5
 
 Prepare = Callable[[Any, Ranks], tuple[type[Task], Any]]
@@ -139,14 +141,25 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
         raise UserError("logging.wandb_project is set, but wandb is not installed: pip install wandb")
     lock: list[TextIO] = []
     ranks.on_main_rank(lambda: lock.append(lock_run_folder(config.output_dir)))
-    task_class, config = prepare(config, ranks)
-    trainer = build_trainer(config, ranks, task_class)
+    try:
+        task_class, config = prepare(config, ranks)
+        trainer = build_trainer(config, ranks, task_class)
+    except BaseException:
+        if lock:
+            _remove_if_empty(config.output_dir)
+        raise
     try:
         trainer.run()
         exported = export_model(trainer) if task_class.exports_model else None
     finally:
         trainer.close()
     ranks.on_main_rank(lambda: conclude_run(trainer, exported))
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Removes the folder of a run that has not begun, which contains only the lock."""
+    if [file.name for file in folder.iterdir()] == [_LOCK_FILE]:
+        shutil.rmtree(folder)
 
 
 def lock_run_folder(folder: Path) -> TextIO:
@@ -160,7 +173,7 @@ def lock_run_folder(folder: Path) -> TextIO:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        return lock_file(folder / ".lock")
+        return lock_file(folder / _LOCK_FILE)
     except BlockingIOError:
         raise UserError(f"{folder}: another run is writing to it: stop that run first, or set another output_dir") from None
     except OSError as error:

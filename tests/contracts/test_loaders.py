@@ -149,7 +149,8 @@ def test_a_state_of_something_else_is_refused_in_one_line(loaders: LoaderFactory
             "block_size": 64,
         }
         for key, value in changes.items():
-            with pytest.raises(LoaderStateError, match=f"loader has {key}={value}, but this run has") as error:
+            shown = f"{'f' * 12}..." if key == "fingerprint" else value
+            with pytest.raises(LoaderStateError, match=f"loader has {key}={shown}, but this run has") as error:
                 loader.load_state_dict({**state, key: value})
             assert "\n" not in str(error.value)
         for cursor in (-1, None, "3"):

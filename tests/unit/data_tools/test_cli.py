@@ -70,6 +70,8 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
     assert "164889003 1 33.3 % atrial fibrillation" in lines
     assert "recordings not used: 1" in lines
     assert "missing .mat: 1" in lines
+    keys = run(capsys, "info", tmp_path / "out", "--keys")[1].split()
+    assert sorted(keys) == sorted(f"{name}-{i}" for name in ("georgia-R0", "georgia-R1", "ningbo-R2") for i in range(3))
 
 
 def test_a_build_is_split_without_changing_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +111,8 @@ COLUMN_PLAN = ["split", "empty", "--plan", "column", "--table", "t.csv", "--colu
     [
         (["bild"], "invalid choice: 'bild'"),
         (["build", "physionet2021", "in"], "required: OUT"),
-        (["build", "physionet", "in", "out"], "unknown source 'physionet'; sources are physionet2021"),
+        (["build", "physionet", "in", "out"], "unknown source 'physionet'; did you mean 'physionet2021'?"),
+        (["build", "xyz", "in", "out"], "unknown source 'xyz'; known: physionet2021, ptbxl, "),
         (["build", "physionet2021", "absent", "out"], "absent: no such folder"),
         (["build", "physionet2021", "empty", "out"], "empty: no recordings"),
         (["build", "physionet2021", "empty", "out", "--workers", "two"], "invalid int value: 'two'"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from data_tools.diagnoses import DIAGNOSES
+from data_tools.diagnoses import SCORED_DIAGNOSES
 from data_tools.labels import PTBXL_LEVELS, LabelError, cinc2021, ptbxl, read_ptbxl_database
 
 CINC2021 = Path(__file__).resolve().parents[3] / "golden" / "cinc2021"
@@ -20,7 +20,7 @@ def test_cinc2021_follows_the_published_tables() -> None:
     assert [set(codes) for codes in definition.codes] == order
     with (CINC2021 / "dx_mapping_scored.csv").open(newline="") as file:
         scored = {row["SNOMEDCTCode"]: row["Notes"] for row in csv.DictReader(file)}
-    assert {code for codes in definition.codes for code in codes} == set(scored) == set(DIAGNOSES)
+    assert {code for codes in definition.codes for code in codes} == set(scored) == set(SCORED_DIAGNOSES)
     for codes in definition.codes:
         assert all(other in scored[code] for code in codes for other in codes if len(codes) > 1)
         assert len(codes) > 1 or not scored[codes[0]]

@@ -130,5 +130,5 @@ def test_real_recordings_are_read(shared: Path) -> None:
 
 
 def test_an_unknown_source_names_the_known() -> None:
-    with pytest.raises(ValueError, match="unknown source 'physionet'; sources are physionet2021"):
+    with pytest.raises(ValueError, match="unknown source 'physionet'; did you mean 'physionet2021'"):
         make_source("physionet", [])
