@@ -60,7 +60,7 @@ endif
 	deepspeed --quiet --num_gpus 1 engine/pretrain.py --config configs/quickstart.yaml data.path=datasets/$(NAME) data.plan=random \
 	    output_dir=$(RUN)
 	@echo
-	@echo "See $(RUN)/loss.png. To train the paper's model on these crops:"
+	@echo "See $(RUN)/loss.png. To train the paper's model, which needs a GPU, on these crops:"
 	@echo "  $(VENV)/bin/deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=datasets/$(NAME) data.plan=random"
 	@echo "To fine-tune, evaluate and report the model of this run: make finetune$(if $(DATA), DATA=$(DATA))"
 

@@ -7,6 +7,7 @@ with random ones, and for the identification of patients.
 """
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -144,7 +145,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     evaluate: Callable[[_Session], Evaluation] = _identify if options.identify else _score_labels
     evaluation = explain_errors(partial(evaluate, session), options.data)
-    for line in evaluation.lines():
+    for line in evaluation.lines(shutil.get_terminal_size().columns if sys.stdout.isatty() else None):
         sys.stdout.write(f"{line}\n")
     evaluation.write(options.output, options.json)
     return 0

@@ -93,12 +93,31 @@ def cells(result: Result, kind: str) -> dict[str, str]:
     return chosen
 
 
-def format_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Returns lines with aligned columns: a header and the rows, some of which may lack columns."""
+def format_table(rows: Sequence[Mapping[str, str]], repeated: Sequence[str] = (), width: int | None = None) -> list[str]:
+    """Returns lines with aligned columns: a header and the rows, some of which may lack columns.
+
+    Args:
+        rows: title -> cell.
+        repeated: titles of columns that identify a row.
+        width: number of characters to which lines are limited: the remaining columns follow below, with the columns
+            ``repeated`` before them. None: no limit.
+    """
     titles = list(dict.fromkeys(title for row in rows for title in row))
-    table = [titles, *([row.get(title, "") for title in titles] for row in rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(titles))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]
+    widths = {title: max(len(title), *(len(row.get(title, "")) for row in rows)) for title in titles}
+    parts: list[list[str]] = [[]]
+    for title in titles:
+        part = parts[-1]
+        is_full = width is not None and sum(widths[other] + 2 for other in part) + widths[title] > width
+        if is_full and not set(part) <= set(repeated):
+            part = list(repeated)
+            parts.append(part)
+        if title not in part:
+            part.append(title)
+    lines = []
+    for part in parts:
+        table = [{title: title for title in part}, *rows]
+        lines += ["  ".join(row.get(title, "").ljust(widths[title]) for title in part).rstrip() for row in table] + [""]
+    return lines[:-1]
 
 
 def _without_ends(value: FloatArray) -> Interval:

@@ -136,9 +136,10 @@ class Evaluation:
                 rows = list(same)
                 yield rows, over_seeds([self.rows[row].result for row in rows])
 
-    def lines(self) -> Iterator[str]:
-        """Yields the lines of a printed report."""
-        yield from format_table([self._cells(row, row.model, row.result) for row in self.rows])
+    def lines(self, width: int | None = None) -> Iterator[str]:
+        """Yields the lines of a printed report; tables are limited to ``width`` characters, if it is given."""
+        columns = ("model", "leads")  # those that tell the rows apart, mostly
+        yield from format_table([self._cells(row, row.model, row.result) for row in self.rows], columns, width)
         differences = [
             self._cells(self.rows[first], self._describe_difference(first, second), result)
             for first, second, result in self.differences
@@ -146,7 +147,7 @@ class Evaluation:
         means = [self._cells(self.rows[rows[0]], f"{len(rows)} seeds", result) for rows, result in self.seeds()]
         for title, table in (("Differences (paired bootstrap)", differences), ("Means over seeds (t intervals)", means)):
             if table:
-                yield from ("", f"{title}:", *format_table(table))
+                yield from ("", f"{title}:", *format_table(table, columns, width))
         for row in self.rows:
             if "verification" in row.facts:
                 yield from ("", f"{row.model}, {row.method}, {_lead_names(row.leads)}:", *_describe_facts(row.facts))

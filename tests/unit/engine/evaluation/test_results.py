@@ -58,6 +58,15 @@ def test_columns_are_aligned() -> None:
     assert lines == ["model  AUROC  F1", "first  0.9", "b             0.25"]
 
 
+def test_a_wide_table_continues_below() -> None:
+    rows = [{"model": "first", "method": "m", "AUROC": "0.9", "F1": "0.1"}, {"model": "b", "F1": "0.25"}]
+    narrow = ["model  method", "first  m", "b", "", "model  AUROC  F1", "first  0.9    0.1", "b             0.25"]
+    assert format_table(rows, ["model"], 18) == narrow
+    assert format_table(rows, ["model"], 1)[-3:] == ["model  F1", "first  0.1", "b      0.25"]
+    assert len(format_table(rows, ["model"])) == 3
+    assert format_table(rows, ["model", "AUROC"], 1)[4] == "model  AUROC"
+
+
 @given(
     values=arrays(np.float64, (12, 2), elements=st.floats(-1e3, 1e3)),
     groups=arrays(np.int64, (12, 2), elements=st.integers(0, 2)),
