@@ -64,7 +64,7 @@ def test_a_wide_table_continues_below() -> None:
     assert format_table(rows, ["model"], 18) == narrow
     assert format_table(rows, ["model"], 1)[-3:] == ["model  F1", "first  0.1", "b      0.25"]
     assert len(format_table(rows, ["model"])) == 3
-    assert format_table(rows, ["model", "AUROC"], 1)[4] == "model  AUROC"
+    assert format_table(rows, ["model", "AUROC"], 1)[4] == "model  AUROC  F1"
 
 
 @given(
