@@ -40,7 +40,7 @@ class ModelConfig(Options):
     sampling_rate: Annotated[int, Field(gt=0)] = SAMPLING_RATE
     """Sampling rate of the input, in Hz."""
     segment_samples: Annotated[int, Field(gt=0)] = SEGMENT_SAMPLES
-    """Length of the segments in training; others work too."""
+    """Length of the training segments, in samples; the model accepts other lengths too."""
     input_unit: Literal["mV"] = "mV"
     """Unit of the input, before normalization."""
     normalization: Normalization = "none"
@@ -108,7 +108,7 @@ def read_config(folder: Path) -> ModelConfig:
         content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         if (folder / "model" / CONFIG_FILE).exists():
-            raise UserError(f"{folder}: the folder of a run; its model is in {folder / 'model'}") from None
+            raise UserError(f"{folder}: is the folder of a run, not of a model; the model is in {folder / 'model'}") from None
         raise UserError(f"{file}: cannot be read ({error.strerror}); choose the folder of a model") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{file}: not valid JSON ({error})") from None

@@ -93,7 +93,7 @@ def _facts(results: Results) -> Table:
         ("samples", f"{counts} of {num_patients:,} patients"),
         (
             "intervals",
-            f"95 %, {results.bootstrap_resamples:,} bootstrap draws over patients" if results.bootstrap_resamples else "none",
+            f"95 %, {results.bootstrap_resamples:,} bootstrap resamples of patients" if results.bootstrap_resamples else "none",
         ),
     ]
     return Table("The evaluation", ("", ""), rows)

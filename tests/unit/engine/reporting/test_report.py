@@ -162,8 +162,8 @@ def test_identification(run: Run, work: Path, tmp_path: Path) -> None:
     assert (status, err) == (0, [])
     html = check_page(tmp_path / "out.html")
     rank_1 = json.loads((work / "patients" / "evaluation.json").read_text())["rows"][0]["overall"]["rank_1_accuracy"]["value"]
-    assert f"Rank curve: rank-1 {rank_1:.3f}" in html
-    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most confident and wrong: a probe"):
+    assert f"CMC curve: rank-1 {rank_1:.3f}" in html
+    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most confident wrong match: a probe"):
         assert part in html
 
 
