@@ -37,7 +37,7 @@ from engine.models.pretrained import with_random_weights
 from engine.options import UserError
 
 _DESCRIPTION = """Evaluates models on a split of a dataset: per recording (predictions of its segments averaged) and per
-segment, for each combination of leads, with 95 % intervals by bootstrap over patients.
+segment, for each combination of leads, with 95% intervals by bootstrap over patients.
 
 Fine-tuned models are scored as they are. --probe scores any encoder by a probe on its embeddings: fitted to the training
 split, its penalty or number of neighbors chosen on the validation split. For a probe, and for a model whose

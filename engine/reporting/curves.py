@@ -106,7 +106,7 @@ def reliability_block(outputs: Outputs) -> Figures:
     points = ", ".join(f"{mean:.2f}: {share:.2f}" for mean, share in zip(means, shares, strict=True))
     described = ", ".join(f"{count:,}" for count in counts)
     return Figures(
-        f"Predictions on the dashed line are calibrated. Bars are 95 % intervals; bins with fewer than {_MIN_IN_BIN} "
+        f"Predictions on the dashed line are calibrated. Bars are 95% intervals; bins with fewer than {_MIN_IN_BIN} "
         "predictions are left out.",
         [
             Panel(draw(plot), f"Reliability diagram, {what[0]}: {what[1]}: {points or 'no bin has enough predictions'}"),

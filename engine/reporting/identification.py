@@ -21,8 +21,8 @@ from engine.reporting.outputs import check_arrays
 from engine.reporting.projection import patient_projection
 
 _TITLES = {
-    "tar_at_far_0.01": "true acceptance rate at 1 % false acceptance",
-    "tar_at_far_0.001": "true acceptance rate at 0.1 % false acceptance",
+    "tar_at_far_0.01": "true acceptance rate at 1% false acceptance",
+    "tar_at_far_0.001": "true acceptance rate at 0.1% false acceptance",
     "auroc": "AUROC",
 }
 _MAX_RANK = 20

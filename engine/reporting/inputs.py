@@ -47,7 +47,7 @@ class RunFolder:
 
 
 class Number(BaseModel):
-    """A metric with its 95 % interval; None where undefined."""
+    """A metric with its 95% interval; None where undefined."""
 
     value: float | None
     low: float | None = None

@@ -174,7 +174,7 @@ def test_undefined_verification_metrics_are_left_out(run: Run, work: Path, tmp_p
     (tmp_path / "results.json").write_text(json.dumps(content))
     assert run(tmp_path / "results.json", "-o", tmp_path / "out.html")[0] == 0
     html = check_page(tmp_path / "out.html")
-    assert "true acceptance rate at 1 % false acceptance" in html
+    assert "true acceptance rate at 1% false acceptance" in html
     assert "equal error rate" not in html
 
 
