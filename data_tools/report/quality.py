@@ -122,7 +122,7 @@ def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Pane
     counts = measures.counts[MEASURES.index(name)].sum(axis=0).reshape(-1, _BINS_IN_ONE).sum(axis=1)
     num_zeros = int(measures.num_zeros[MEASURES.index(name)].sum())
     title = _TITLES[name] + (f" ({num_zeros:,} leads: 0)" if num_zeros else "")
-    summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99% of leads up to "
+    summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99th percentile "
     summary += f"{_with_unit(measures.quantile(name, 0.99), name)}, {num_zeros:,} leads 0"
     edges = measures.edges[::_BINS_IN_ONE]
     return draw_log_histogram(title, UNITS[name] or "share", edges, counts, _limit(limits, name), summary)

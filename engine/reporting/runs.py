@@ -20,7 +20,7 @@ _TITLES: Final = {
     "auroc": "verification AUROC",
     "crops_per_second": "crops/s",
     "mfu": "model FLOPs utilization",
-    "data_wait_share": "share of time waiting for data",
+    "data_wait_share": "fraction of time waiting for data",
     "step_seconds": "seconds per step",
     "peak_memory_gb": "peak memory, GB per rank",
 }
