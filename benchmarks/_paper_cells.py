@@ -40,7 +40,7 @@ TABLES: Final = {
 
 
 class PaperValue(NamedTuple):
-    """A value in the paper: the mean over 3 seeds, and half the width of its 95 % interval."""
+    """A value in the paper: the mean over 3 seeds, and half the width of its 95% interval."""
 
     mean: float
     interval: float

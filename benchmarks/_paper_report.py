@@ -1,4 +1,4 @@
-"""The scores beside the paper's: means and 95 % intervals over seeds, as Markdown, HTML and JSON."""
+"""The scores beside the paper's: means and 95% intervals over seeds, as Markdown, HTML and JSON."""
 
 import html
 import math
@@ -13,7 +13,7 @@ from scipy.stats import t as student
 
 CONFIDENCE: Final = 0.95
 NOTE: Final = (
-    "Mean ± half the 95 % interval over seeds (Student's t); in parentheses the paper's values. Dx: CinC score of 5-s segments "
+    "Mean ± half the 95% interval over seeds (Student's t); in parentheses the paper's values. Dx: CinC score of 5-s segments "
     "with thresholds chosen on the validation split; Id: rank-1 accuracy. Bold: the best of a column."
 )
 
@@ -24,7 +24,7 @@ _CLAIMS: Final = {
     3: [("W2V+RLM", "W2V"), ("CMSC+RLM", "CMSC")],
     4: [("RLM", "RLM+Physio(4)"), ("RLM", "RLM+Physio(3)")],
 }
-CLAIMS_NOTE: Final = "Differences of the means ± half the 95 % interval (Welch's t); ✓: the interval excludes 0."
+CLAIMS_NOTE: Final = "Differences of the means ± half the 95% interval (Welch's t); ✓: the interval excludes 0."
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ Table = dict[Row, dict[int, Score]]
 
 
 def half_interval(values: Sequence[float]) -> float:
-    """Returns half the width of the 95 % interval of the mean by Student's t distribution; NaN for fewer than two values."""
+    """Returns half the width of the 95% interval of the mean by Student's t distribution; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan
     quantile = float(student.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
@@ -76,7 +76,7 @@ def half_interval(values: Sequence[float]) -> float:
 
 
 def difference(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
-    """Returns the difference of two means over seeds, first minus second, and half its 95 % interval (Welch's t).
+    """Returns the difference of two means over seeds, first minus second, and half its 95% interval (Welch's t).
 
     Args:
         first: at least two scores.
@@ -99,7 +99,7 @@ class Claim(NamedTuple):
         other: the method that it is compared with.
         num_leads: number of leads, which gives the column.
         mean: the difference; positive if it agrees with the paper.
-        interval: half its 95 % interval.
+        interval: half its 95% interval.
     """
 
     row: Row

@@ -13,13 +13,13 @@ def paper_tables(result: Result) -> list[Table]:
     seeds = result["config"]["seeds"]
     titles = ["method", "task", *(f"{'P-' if n < 12 and cells[0]['table'] != 2 else ''}{n}-lead" for n in LEAD_COUNTS)]
     caption = (
-        f"{result['config']['scale']}. Mean ± half the 95 % interval (Student's t) over {len(seeds)} seeds. Dx: CinC score; "
+        f"{result['config']['scale']}. Mean ± half the 95% interval (Student's t) over {len(seeds)} seeds. Dx: CinC score; "
         "Id: rank-1 accuracy."
     )
     tables = [Table(caption, titles, _rows(cells, ("method", "task"), "leads"))]
     if differences:
         named = [{**difference, "name": f"{difference['method']} - {difference['other']}"} for difference in differences]
-        caption = "Differences of the means ± half the 95 % interval (Welch's t); ✓: the interval excludes 0."
+        caption = "Differences of the means ± half the 95% interval (Welch's t); ✓: the interval excludes 0."
         tables.append(Table(caption, ["difference", *titles[1:]], _rows(named, ("name", "task"), "num_leads")))
     return tables
 

@@ -100,7 +100,7 @@ def _step_headline(step: Result, result: Result) -> list[object]:
     what = (
         f"crops/s and MFU of the base model's training step, {pairs} pairs, {step['precision']}{overrides}, {_device(result)}"
     )
-    return [what, f"{format_cell(rate)}; {100 * step['mfu']:.0f} %", "train_step.py"]
+    return [what, f"{format_cell(rate)}; {100 * step['mfu']:.0f}%", "train_step.py"]
 
 
 def _device(result: Result) -> str:

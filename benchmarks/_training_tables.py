@@ -92,7 +92,7 @@ def _variants(result: Result) -> list[Table]:
             continue
         forward, backward, limit = (each[f"{name}_seconds"] for name in ("forward", "backward", "limit"))
         shown = [format_cell(1e3 * seconds) for seconds in (forward, backward, limit)]
-        rows.append([each["module"], each["name"], *shown, f"{100 * limit / (forward + backward):.0f} % of the limit"])
+        rows.append([each["module"], each["name"], *shown, f"{100 * limit / (forward + backward):.0f}% of the limit"])
     mode = "compiled" if config["compile"] else "not compiled"
     caption = f"Implementations at {config['pairs']} pairs, {config['precision']}, {mode}, on {config['device']}."
     return [Table(caption, ["part", "implementation", "forward ms", "backward ms", "limit ms", ""], rows)]

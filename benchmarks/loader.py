@@ -227,7 +227,9 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the batches (default: %(default)s)")
     parser.add_argument("--repeats", type=int, default=9, help="measurements of each candidate (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=1.0, help="duration of a measurement (default: %(default)s)")
-    parser.add_argument("--disk", type=float, default=200, metavar="MB/S", help="limit of the last rows (default: %(default)s)")
+    parser.add_argument(
+        "--disk", type=float, default=200, metavar="MB/S", help="disk speed that the last rows simulate (default: %(default)s)"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")
     arguments = parser.parse_args(words)
     if min(arguments.threads, arguments.batch_size, arguments.prefetch, arguments.repeats, arguments.disk) < 1:

@@ -70,7 +70,9 @@ def _parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0, 1, 2, 3], help="ZeRO stages")
     parser.add_argument("--pairs", type=int, default=4, help="pairs of segments per rank (default: %(default)s)")
-    parser.add_argument("--precision", choices=list(DTYPES), default="fp32", help="arithmetic (default: %(default)s)")
+    parser.add_argument(
+        "--precision", choices=list(DTYPES), default="fp32", help="precision of the model (default: %(default)s)"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="timed steps (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results to this file")

@@ -74,7 +74,9 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--pairs", type=int, nargs="+", default=[8], help="pairs of segments per step, over all ranks (default: 8)"
     )
-    parser.add_argument("--precision", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="arithmetic (default: all)")
+    parser.add_argument(
+        "--precision", nargs="+", choices=list(DTYPES), default=list(DTYPES), help="precision of the model (default: all)"
+    )
     parser.add_argument("--zero", nargs="+", type=int, choices=range(4), default=[0], help="ZeRO stages (default: 0)")
     parser.add_argument("--repeats", type=int, default=5, help="timed steps (default: %(default)s)")
     parser.add_argument("--breakdown", action="store_true", help="also measure the parts of the step")

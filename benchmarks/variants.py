@@ -56,7 +56,9 @@ def main() -> int:
 def _parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=64, help="pairs of segments (default: %(default)s)")
-    parser.add_argument("--precision", choices=list(DTYPES), default="bf16", help="arithmetic (default: %(default)s)")
+    parser.add_argument(
+        "--precision", choices=list(DTYPES), default="bf16", help="precision of the model (default: %(default)s)"
+    )
     parser.add_argument("--compile", action="store_true", help="compile with torch.compile")
     parser.add_argument("--repeats", type=int, default=5, help="measurements of each implementation (default: %(default)s)")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (default: %(default)s)")

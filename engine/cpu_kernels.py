@@ -139,7 +139,7 @@ def keep_freed_memory() -> None:
     """Makes this process keep freed memory for reuse instead of returning it to the system; without glibc it does nothing.
 
     The system clears every page that it hands out again, so a bf16 training step takes 0.9 of the time with kept memory, and
-    noise for several crops is made 1.5 to 2 times as fast; loading without noise, which fills large buffers of its own, is 5 %
+    noise for several crops is made 1.5 to 2 times as fast; loading without noise, which fills large buffers of its own, is 5%
     slower. The process stays as large as it has ever been. In threads other than the main one glibc still returns arrays of
     more than 64 MB.
     """

@@ -37,13 +37,13 @@ from engine.models.pretrained import with_random_weights
 from engine.options import UserError
 
 _DESCRIPTION = """Evaluates models on a split of a dataset: per recording (predictions of its segments averaged) and per
-segment, for each combination of leads, with 95 % intervals by bootstrap over patients.
+segment, for each combination of leads, with 95% intervals by bootstrap over patients.
 
 Fine-tuned models are scored as they are. --probe scores any encoder by a probe on its embeddings: fitted to the training
-split, its penalty or number of neighbors chosen on the validation split. A probe, or a model whose encoder was frozen in
-fine-tuning, is reported beside a baseline, the same probe of an encoder with random weights. --identify compares the
-segments of a probe split with those of a gallery (default plan: identification). Several models are compared with the
-first one by paired bootstrap, or averaged (--seeds)."""
+split, its penalty or number of neighbors chosen on the validation split. For a probe, and for a model whose
+encoder was frozen in fine-tuning, the same probe of an encoder with random weights is reported as a baseline. --identify
+compares the segments of a probe split with those of a gallery (default plan: identification). Several models are compared
+with the first one by paired bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
@@ -104,12 +104,12 @@ def _make_parser() -> argparse.ArgumentParser:
     add("--label-kind", default="multilabel", metavar="KIND", help="with --labels table: multilabel, multiclass, ...")
     add("--label-columns", default="", metavar="A,B", help="with --labels table: its label columns")
     add("--leads", type=_combinations, metavar="L", help="12,6,3,2,1, or names such as I,II (default: the model's)")
-    add("--probe", choices=sorted(PROBES), help="score probes on embeddings, linear models or nearest neighbors")
+    add("--probe", choices=sorted(PROBES), help="score a probe of the embeddings: a linear model or nearest neighbors")
     add("--identify", action="store_true", help="identify patients by their embeddings")
     add("--gallery-split", default="gallery", metavar="NAME", help="split of known patients (default: gallery)")
     add("--probe-split", default="probe", metavar="NAME", help="split of patients to identify (default: probe)")
     add("--bootstrap", type=int, default=1000, metavar="N", help="resamples for intervals (default: 1000; 0: none)")
-    add("--seeds", action="store_true", help="the models are seeds of one method: report their means")
+    add("--seeds", action="store_true", help="the models differ only in their seed: report their mean scores")
     add("--json", type=Path, metavar="FILE", help="write the results to a file")
     add("-o", "--output", type=Path, metavar="FOLDER", help="write results and predictions to a new folder")
     return parser
@@ -238,7 +238,7 @@ def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], p
     segments = predictions.segments
     levels = {level: predictions.metrics(level) for level in LEVELS}
     undefined = getattr(levels["recording"][0], "undefined", ())
-    note = f"no positives or no negatives in {segments.name}, left out of means: {', '.join(undefined)}"
+    note = f"left out of the means, because {segments.name} has no positives or no negatives: {', '.join(undefined)}"
     if undefined and note not in evaluation.notes:
         evaluation.notes.append(note)
     arrays = {

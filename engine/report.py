@@ -42,7 +42,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--title", default="Report", metavar="TEXT", help="title of the page (default: Report)")
     add("--data", type=dataset_location, metavar="DATASET", help="dataset of the evaluations (default: its recorded path)")
     add("--projection", choices=sorted(PROJECTIONS), default="pca", help="projection of embeddings (default: pca)")
-    add("--examples", type=int, default=2, metavar="N", help="ECGs to draw for right, and for wrong, predictions (default: 2)")
+    add(
+        "--examples",
+        type=int,
+        default=2,
+        metavar="N",
+        help="number of ECGs to draw of correct predictions, and of wrong ones (default: 2)",
+    )
     options = parser.parse_args(arguments)
     if options.examples < 0:
         parser.error(f"--examples must be 0 or more, got {options.examples}")

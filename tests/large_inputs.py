@@ -155,7 +155,7 @@ def info(folder: Path, num_crops: int) -> Callable[[], None]:
         lines = [" ".join(line.split()) for line in describe_dataset(dataset)]
         patients = dataset.manifest.counts[SPLIT].patients
         assert any(line.startswith(f"{SPLIT} test {num_crops} {patients} {num_crops} {2 * num_crops} ") for line in lines)
-        assert f"426783006 {num_crops} 100.0 % sinus rhythm" in lines
+        assert f"426783006 {num_crops} 100.0% sinus rhythm" in lines
 
     return run
 

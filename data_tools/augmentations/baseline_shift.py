@@ -39,8 +39,8 @@ class BaselineShift(base.Noise):
     span: Annotated[tuple[base.Probability, base.Probability], AfterValidator(base.check_order)] = (0.0, 1.0)
     """Range of the span's length as a fraction of the segment."""
     span_normal: tuple[base.NonNegative, base.NonNegative] | None = None
-    """Mean and standard deviation of the span's length as a fraction of the segment, which is then drawn from a normal
-    distribution, not uniformly from ``span`` (the official code: 0.2 and 0.04)."""
+    """Mean and standard deviation of a normal distribution from which the span's length, as a fraction of the segment, is
+    drawn; null: it is drawn uniformly from ``span`` (the official code: 0.2 and 0.04)."""
     consistent_limb_leads: bool = False
     """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II; needs one span for all leads."""
 

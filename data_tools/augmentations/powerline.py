@@ -32,7 +32,7 @@ class Powerline(base.Noise):
     frequencies_hz: Annotated[tuple[base.Positive, ...], Field(min_length=1)] = (50.0,)
     """Mains frequencies f, one of which is drawn for each segment, Hz."""
     num_harmonics: Annotated[int, Field(gt=0)] = 1
-    """Number of harmonics K, the mains frequency included."""
+    """Number of harmonics K, including the mains frequency."""
     consistent_limb_leads: bool = True
     """Whether the noise of III, aVR, aVL and aVF is derived from that of I and II."""
 

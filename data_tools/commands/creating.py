@@ -59,8 +59,10 @@ def add_download(commands: "argparse._SubParsersAction[Parser]") -> None:
         metavar="NAME",
         help="only files whose names begin with NAME, such as training/georgia; may be repeated",
     )
-    command.add_argument("--connections", type=int, default=4, metavar="N", help="files at once, 1 to 8 (default: 4)")
-    command.add_argument("--mirror", metavar="URL", help="URL of a copy of the corpus (default: the publisher's)")
+    command.add_argument(
+        "--connections", type=int, default=4, metavar="N", help="number of files to download at a time, 1 to 8 (default: 4)"
+    )
+    command.add_argument("--mirror", metavar="URL", help="URL of a mirror of the corpus (default: the publisher's)")
 
 
 def _download(options: argparse.Namespace) -> int:

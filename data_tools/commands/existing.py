@@ -126,7 +126,7 @@ def add_plot(commands: "argparse._SubParsersAction[Parser]") -> None:
         "--layout",
         choices=["12x1", "3x4"],
         default="12x1",
-        help="12x1: 10 s of each lead (default); 3x4: 2.5 s of each lead, and 10 s of lead II, as in the clinic",
+        help="12x1: 10 s of each lead (default); 3x4: 2.5 s of each lead, and 10 s of lead II, as on clinical printouts",
     )
     command.add_argument("--augment", action="store_true", help="plot the effect of each augmentation on the first 5 s")
     command.add_argument("--seed", type=int, metavar="S", help="seed for the augmentations (default: 0)")

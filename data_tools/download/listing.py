@@ -91,7 +91,7 @@ def fetch_list(corpus: Corpus, url: str, folder: Path, only: Sequence[str], clie
         except requests.HTTPError as error:
             if error.response.status_code < 500 or attempt == _ATTEMPTS - 1:
                 raise DownloadError(
-                    f"{address}: the server responds with {error.response.status_code}; try again later"
+                    f"{address}: the server responded with {error.response.status_code}; try again later"
                 ) from None
         except requests.RequestException as error:
             if attempt == _ATTEMPTS - 1:

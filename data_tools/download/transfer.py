@@ -125,11 +125,11 @@ class Transfer:
             if status in {408, 425, 429} or status >= 500:
                 raise _BusyError(status, response.headers.get("Retry-After", ""))
             if status not in {200, 206}:
-                raise FileError(f"{file.name}: the server responds with {status}; try again later")
+                raise FileError(f"{file.name}: the server responded with {status}; try again later")
             match = _CONTENT_RANGE.match(response.headers.get("Content-Range", "")) if status == 206 else None
             if match is None or int(match["start"]) != start:
                 if status == 206:
-                    raise FileError(f"{file.name}: the server sent another part of the file than requested; try again later")
+                    raise FileError(f"{file.name}: the server sent a part of the file that was not requested; try again later")
                 self._on_bytes(-start)
                 start = 0
             with part.open("r+b" if start else "wb") as opened:
@@ -147,7 +147,7 @@ class Transfer:
                 raise StoppedError
             position += len(chunk)
             if position > limit:
-                raise FileError(f"{file.name}: the server sends more than {limit} bytes; try again later")
+                raise FileError(f"{file.name}: the server sent more than {limit} bytes; try again later")
             write(chunk)
             self._on_bytes(len(chunk))
 

@@ -48,7 +48,7 @@ class KnownDataset:
         dataset = Dataset.open(self.location)
         if dataset.fingerprint != self.fingerprint:
             raise DatasetError(
-                f"{self.location}: has changed since this command began; run it again; a build needs another folder"
+                f"{self.location}: has changed since this command started; run it again (a build: in another folder)"
             )
         return dataset
 

@@ -1,4 +1,4 @@
-"""Plots a crop on ECG paper: 10 s of every lead or, as in the clinic, 2.5 s of each lead and 10 s of lead II."""
+"""Plots a crop on ECG paper: 10 s of every lead or, as on clinical printouts, 2.5 s of each lead and 10 s of lead II."""
 
 import textwrap
 from collections.abc import Mapping

@@ -36,17 +36,17 @@ class QualityLimits(Options):
     """
 
     flat: float | None = Field(default=None, ge=0)
-    """Longest time without a change, s."""
+    """Maximum time without a change, s."""
     clipped: float | None = Field(default=None, ge=0)
-    """Largest share of clipped samples."""
+    """Maximum fraction of clipped samples."""
     baseline: float | None = Field(default=None, ge=0)
-    """Largest distance of the baseline from zero, mV."""
+    """Maximum distance of the baseline from zero, mV."""
     noise: float | None = Field(default=None, ge=0)
-    """Largest high-frequency noise, mV."""
+    """Maximum high-frequency noise, mV."""
     limb_error: float | None = Field(default=None, ge=0)
-    """Largest error of a limb lead, relative to I and II."""
+    """Maximum error of a limb lead, relative to I and II."""
     max_bad_leads: int = Field(default=0, ge=0, le=len(LEADS))
-    """A crop with more bad leads is rejected."""
+    """Maximum number of leads beyond a limit; a crop with more is rejected."""
 
     def find_bad(self, measured: NDArray[np.float32]) -> NDArray[np.bool_]:
         """Returns which leads are beyond which limits.

@@ -128,7 +128,7 @@ class PieceCache:
             if error.errno in _FULL:
                 raise StorageError(
                     f"{self._options.folder}: the disk of the cache is full; free some space, set ECG_CACHE to "
-                    "a folder on another disk, or set ECG_CACHE_GB to less"
+                    "a folder on another disk, or lower ECG_CACHE_GB"
                 ) from None
             raise StorageError(f"{self._options.folder}: the cache cannot be written ({error.strerror})") from None
         finally:

@@ -82,7 +82,7 @@ def shares_table(caption: str, header: Sequence[str], counts: Sequence[tuple[str
 def share_cell(num: int, total: int) -> Cell:
     """Returns a share in percent, shaded."""
     share = num / max(total, 1)
-    return Cell(f"{100 * share:.1f} %", min(share, 1.0))
+    return Cell(f"{100 * share:.1f}%", min(share, 1.0))
 
 
 def distributions_section(samples: duckdb.DuckDBPyConnection, heart_rates: Panel) -> Section:

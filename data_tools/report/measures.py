@@ -58,7 +58,7 @@ class MeasureCounts:
         return float(np.fmax.reduce(self.highest[MEASURES.index(measure)]))
 
     def quantile(self, measure: Measure, share: float) -> float:
-        """Returns the value that a share of all leads does not exceed, accurate to 6 %; NaN if there is no value."""
+        """Returns the value that a share of all leads does not exceed, accurate to 6%; NaN if there is no value."""
         row = MEASURES.index(measure)
         if not self.num_values(measure):
             return float("nan")

@@ -27,9 +27,9 @@ _TITLES: Final[dict[Measure, str]] = {
     "limb_error": "Limb-lead error",
 }
 _DEFINITIONS: Final[dict[Measure, str]] = {
-    "nan": "share of samples that are invalid",
+    "nan": "fraction of samples that are invalid",
     "flat": "longest time without a change of 1 uV, s",
-    "clipped": "share of samples in runs of 10 ms or longer at the highest or lowest value",
+    "clipped": "fraction of samples in runs of 10 ms or longer at the highest or lowest value",
     "baseline": "largest distance of a moving average over about 1 s from zero, mV",
     "noise": "signal above about 50 Hz, between QRS complexes, mV",
     "limb_error": "difference of III, aVR, aVL and aVF from the leads derived from I and II, relative to I and II",
@@ -113,8 +113,8 @@ def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Mea
         shown = "none" if limit is None else _with_unit(limit, name)
         shown = "0" if name == "nan" else shown  # NaN is always rejected
         rows.append([_TITLES[name], *(_with_unit(value, name) for value in values), shown, _DEFINITIONS[name]])
-    header = ("", *("median" if share == 0.5 else f"{100 * share:g} %" for share in _SHARES), "highest", "limit", "definition")
-    return Table("Measures of leads: the values that the given shares of the leads do not exceed", header, rows)
+    header = ("", *("median" if share == 0.5 else f"{100 * share:g}%" for share in _SHARES), "highest", "limit", "definition")
+    return Table("Percentiles of the measures over all leads", header, rows)
 
 
 def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:
@@ -122,7 +122,7 @@ def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Pane
     counts = measures.counts[MEASURES.index(name)].sum(axis=0).reshape(-1, _BINS_IN_ONE).sum(axis=1)
     num_zeros = int(measures.num_zeros[MEASURES.index(name)].sum())
     title = _TITLES[name] + (f" ({num_zeros:,} leads: 0)" if num_zeros else "")
-    summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99 % of leads up to "
+    summary = f"{_TITLES[name]}: median {_with_unit(measures.quantile(name, 0.5), name)}, 99th percentile "
     summary += f"{_with_unit(measures.quantile(name, 0.99), name)}, {num_zeros:,} leads 0"
     edges = measures.edges[::_BINS_IN_ONE]
     return draw_log_histogram(title, UNITS[name] or "share", edges, counts, _limit(limits, name), summary)

@@ -124,7 +124,7 @@ def list_keys(dataset: Dataset) -> Iterator[str]:
 
 
 def _list_shares(shares: Sequence[tuple[str, float]]) -> str:
-    listed = [f"{name} ({100 * share:.1f} % of crops)" for name, share in shares[:_MAX_LISTED]]
+    listed = [f"{name} ({100 * share:.1f}% of crops)" for name, share in shares[:_MAX_LISTED]]
     return ", ".join(listed) + (f" and {len(shares) - _MAX_LISTED} others" if len(shares) > _MAX_LISTED else "")
 
 
@@ -143,7 +143,7 @@ def _describe_labels(labels: Counter[str], num_labels: int, num_recordings: int)
         return
     listed = labels.most_common(num_labels)
     yield f"labels of recordings ({len(listed)} of {len(labels)}, by frequency)"
-    rows = [[code, count, f"{100 * count / num_recordings:.1f} %", DIAGNOSES.get(code, "")] for code, count in listed]
+    rows = [[code, count, f"{100 * count / num_recordings:.1f}%", DIAGNOSES.get(code, "")] for code, count in listed]
     yield from align(["code", "recordings", "share", "name"], rows)
 
 

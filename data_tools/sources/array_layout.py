@@ -35,19 +35,19 @@ class Table(Options):
     file: str
     """Path, relative to the folder of the layout."""
     name: str | None = None
-    """Column of the recordings' names; null: the rows are in the order of the recordings."""
+    """Column with the names of the recordings; null: the rows are in the order of the recordings."""
     file_name: str | None = None
     """Column with the name of the file that contains the recording."""
     patient: str | None = None
-    """Column of the patients' names."""
+    """Column with the patient identifiers."""
     age: str | None = None
-    """Column of ages in years."""
+    """Column with the ages, in years."""
     sex: str | None = None
-    """Column of sexes: female, male, or the keys of ``sex_values``."""
+    """Column with the sexes: female, male, or the keys of ``sex_values``."""
     sex_values: dict[str, Literal["female", "male"]] = Field(default_factory=dict)
-    """Meaning of other values in the column of sexes."""
+    """Meaning of other values in the column ``sex``."""
     labels: tuple[str, ...] = ()
-    """Columns whose names are labels of the recordings that have 1 or true there."""
+    """Label columns: a recording has the label if its value is 1 or true."""
 
     @field_validator("file")
     @classmethod
@@ -61,25 +61,25 @@ class ArrayLayout(Options):
     files: str
     """Paths of the files, relative to the folder of the layout; ``*`` and ``**`` as in a shell."""
     signals: str = ""
-    """Name of the array of the signals; empty for .npy files."""
+    """Name of the array with the signals; empty for .npy files."""
     axes: tuple[Literal["recording", "sample", "lead"], ...] = ("recording", "sample", "lead")
     """Axes of this array, in order; without "recording", a file contains one recording."""
     leads: tuple[str, ...]
-    """Names along the axis of the leads; channels whose names are unknown are left out."""
+    """Lead names, in the order of the lead axis; channels with unknown names are left out."""
     sampling_rate: float = Field(gt=0)
-    """Hz."""
+    """Sampling rate in Hz."""
     unit: str = "mV"
     """Unit of voltage."""
     gain: float = Field(default=1.0, gt=0)
-    """Stored numbers per unit."""
+    """Stored values per unit."""
     names: str | None = None
-    """Name of the array of the recordings' names; null: the file name and a number."""
+    """Name of the array with the names of the recordings; null: the file name and a number."""
     patients: str | None = None
-    """Name of the array of the patients' names."""
+    """Name of the array with the patient identifiers."""
     source: str | None = Field(default=None, min_length=1)
     """Name of the corpus; null: the name of the layout's file."""
     table: Table | None = None
-    """Table of the recordings' patients and other facts."""
+    """Table with the patients and other metadata of the recordings."""
 
     @field_validator("files")
     @classmethod

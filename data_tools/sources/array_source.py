@@ -74,7 +74,7 @@ class ArraySource(ABC):
     wanted: ClassVar[str] = "a file that describes the layout of the arrays (.yaml or .json)"
     modules: ClassVar[tuple[tuple[str, str], ...]] = ()
     ends_with_zeros: ClassVar[bool] = False
-    """Whether the last row of a file is no recording if it is all zeros."""
+    """Whether a last row of zeros in a file is padding, not a recording."""
 
     def __init__(self, inputs: Sequence[Path], accept: Collection[Acceptable] = ()) -> None:
         self._inputs = list(dict.fromkeys(inputs))

@@ -37,7 +37,7 @@ class FolderSource(ABC):
     """
 
     wanted: ClassVar[str]
-    """The expected contents of the inputs, for errors."""
+    """The expected contents of the inputs, for error messages."""
     modules: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Modules needed to read a recording, each with the extra that it comes with."""
 

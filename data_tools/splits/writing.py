@@ -54,9 +54,7 @@ def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients
         origin = hash_file(patients)
         for name, info in kept.items():
             if info.patients not in {None, origin}:
-                raise PlanError(
-                    f"{folder}: plan '{name}' was made with another table of patients than {patients}; use that one"
-                )
+                raise PlanError(f"{folder}: plan '{name}' was made with a patient table other than {patients}; use that table")
     with open_cohort(dataset, known) as database:
         columns = plan.make(database, dataset, seed)
         temporary = _write_table(database, dataset, columns, kept, has_patients=origin is not None)

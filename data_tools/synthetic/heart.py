@@ -20,7 +20,7 @@ import numpy as np
 
 from data_tools.vcg import FloatArray
 
-# A Gaussian wave counts as begun and ended this many of its widths from its center (4 % of its height).
+# A Gaussian wave counts as begun and ended this many of its widths from its center (4% of its height).
 ONSET_WIDTHS = 2.5
 
 

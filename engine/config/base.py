@@ -27,7 +27,7 @@ class ParameterGroup(Options):
     weight_decay: float | None = Field(None, ge=0)
     """Weight decay; null: the optimizer's."""
     first_step: int = Field(0, ge=0)
-    """First step, counted from 0, that trains this group; until then, its learning rate is 0."""
+    """Step, counted from 0, at which training of this group starts; before it, the learning rate is 0."""
 
 
 class OptimizerOptions(Options):
@@ -151,7 +151,7 @@ class ValidationOptions(Options):
     every_steps: int | None = Field(None, gt=0)
     """Steps between evaluations; null: only after the last step."""
     max_batches: int | None = Field(None, gt=0)
-    """Largest number of micro-batches per rank and evaluation; null: the whole split."""
+    """Maximum number of micro-batches per rank and evaluation; null: the whole split."""
     patience: int | None = Field(None, gt=0)
     """Early stopping: the run ends after this many consecutive evaluations without a better score; null: off."""
 

@@ -24,8 +24,8 @@ class LabelOptions(Options):
     columns: tuple[str, ...] = ()
     """Label columns of the table."""
     class_weights: Literal["none", "balanced"] = "none"
-    """balanced: in each class, positives weigh as much as negatives; in a multiclass task, all classes weigh the same, and the
-    mean weight of the training samples is 1."""
+    """balanced: in each class, positives and negatives have the same total weight; in a multiclass task, all classes have the
+    same total weight, and the mean weight of the training samples is 1."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Dropout of the pooled features."""
 
@@ -70,27 +70,29 @@ class FinetuneConfig(RunConfig):
     task: TaskChoice
     """Task and its options: labels or identification."""
     mode: Literal["full", "head", "lora"] = "full"
-    """What is trained: the whole model; only the head, on a frozen encoder; or the head and low-rank updates of the matrices of
-    the transformer, which are merged when the model is exported (LoRA, https://arxiv.org/abs/2106.09685; needs peft)."""
+    """What is trained. full: the whole model; head: only the head, on a frozen encoder; lora: the head and low-rank updates of
+    the transformer's weight matrices, which are merged into them when the model is exported (LoRA,
+    https://arxiv.org/abs/2106.09685; needs peft)."""
     lora_rank: int = Field(8, gt=0)
-    """Rank of the updates in mode lora."""
+    """Rank of the updates with mode=lora."""
     head_steps: int = Field(0, ge=0)
-    """Steps at the start in which only the head is trained (https://arxiv.org/abs/2202.10054)."""
+    """Number of steps at the start in which only the head is trained (https://arxiv.org/abs/2202.10054)."""
     layer_decay: float | None = Field(None, gt=0, le=1)
-    """Layer-wise learning-rate decay: the last block's learning rate is this factor times the head's, and so on downwards
-    (https://arxiv.org/abs/2106.08254). null: off."""
+    """Layer-wise learning-rate decay (https://arxiv.org/abs/2106.08254): each block's learning rate is that of the block above
+    it, or of the head, times this factor; null: off."""
     ema_decay: float | None = Field(None, gt=0, lt=1)
     """Decay per step of an exponential moving average of the weights, which is evaluated and exported instead of them; null:
     off."""
     label_fraction: float = Field(1.0, gt=0, le=1)
-    """Share of the labeled training patients to train on, chosen by the seed; a smaller share is part of any larger one."""
+    """Fraction of the labeled training patients to train on, chosen by the seed; a smaller fraction is a subset of a larger
+    one."""
     freeze_feature_encoder: bool = False
     """Whether the convolutional feature encoder keeps its weights."""
 
     @model_validator(mode="after")
     def _check_recipe(self) -> Self:
         if self.data.datasets:
-            raise ValueError("data.datasets is for pre-training: set data.path")
+            raise ValueError("data.datasets is only for pre-training: set data.path")
         if self.layer_decay is not None and self.mode != "full":
             raise ValueError(f"layer_decay needs mode=full, got mode={self.mode}")
         if self.head_steps and self.mode == "head":

@@ -21,11 +21,11 @@ class PretrainConfig(RunConfig):
     """Pre-training objective and its options."""
     sample_unit: SampleUnit = "crop"
     """What a sample is: crop, a 10-s crop with both of its segments (simclr and 3kg draw one of them for each sample); or
-    segment, any complete 5-s segment, even one without a second (the official code of w2v, simclr and 3kg)."""
+    segment, any complete 5-s segment, even if the other one of its crop is incomplete (the official code of w2v, simclr and
+    3kg)."""
     projection_init: Literal["normal", "uniform"] = "normal"
-    """Initial weights of the projections before and after the transformer (features to its width; contexts and targets of w2v
-    to final_width): normal with standard deviation 0.02, as in the transformer, or uniform, the default of nn.Linear (the
-    official code)."""
+    """Initial weights of the linear projections: that of the features before the transformer, and those of w2v's contexts and
+    targets. normal: standard deviation 0.02, as in the transformer; uniform: the default of nn.Linear (the official code)."""
 
     @model_validator(mode="after")
     def _check_sample_unit(self) -> Self:
@@ -50,5 +50,5 @@ class PretrainConfig(RunConfig):
         if OBJECTIVES[self.objective.name].pairs["crop"] != "same" or self.data.augmentations.chosen():
             return []
         views = f"the objective {self.objective.name} compares two views of a segment"
-        remedy = "set one, such as data.augmentations.random_lead_masking={p: 0.5}"
+        remedy = "set an augmentation, such as data.augmentations.random_lead_masking={p: 0.5}"
         return [f"{views}, but without data.augmentations both views are identical: {remedy}"]

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: factors on the peak learning rate, as pure functions of the step.
+"""Learning-rate schedules: multipliers of the peak learning rate, as pure functions of the step.
 
 To add a schedule: a subclass of :class:`Schedule` and a line in :data:`SCHEDULES`.
 """
@@ -19,7 +19,7 @@ class Schedule(Options, ABC):
 
     @abstractmethod
     def factor(self, step: int, num_steps: int) -> float:
-        """Returns the factor on the peak learning rate.
+        """Returns the multiplier of the peak learning rate.
 
         Args:
             step: number of the step, from 0.

@@ -24,20 +24,20 @@ _SEGMENTS_PER_CROP = CROP_SAMPLES // SEGMENT_SAMPLES
 _NUM_VALID = "num_valid_samples"
 _PLACE_COLUMNS = ("shard", "offset")
 _NAMES_AT_A_TIME = 1 << 20  # their hash table nearly fits into a core's cache
-_MANY_ROWS = 30_000_000  # from here on, one numbering at a time, to save memory
-_VERSION = 3
+_MANY_ROWS = 30_000_000  # with more rows, patients and recordings are numbered one after the other, to save memory
+_VERSION = 3  # of the cached arrays
 
 
 class CropIndex(NamedTuple):
     """The samples of a split, N of them; see :class:`engine.data.crops.CropStore`.
 
     Attributes:
-        crop: int32 [N].
-        half: int8 [N]; ``None`` if samples are crops.
-        num_valid: int16 [N], number of samples of each segment's crop before the padding; ``None`` if samples are crops.
-        place: [N] of PLACE_DTYPE, where each crop is in the shards.
-        recording: int32 [N].
-        patient: int32 [N].
+        crop: int32 [N], row of each sample's crop among the rows of the split or, with a plan, of samples.parquet.
+        half: int8 [N], which half of its crop each segment is, 0 or 1; ``None`` if samples are crops.
+        num_valid: int16 [N], length of each segment's crop before padding, at 500 Hz; ``None`` if samples are crops.
+        place: PLACE_DTYPE [N], where each sample's crop is in the shards.
+        recording: int32 [N], number of each sample's recording.
+        patient: int32 [N], number of each sample's patient.
     """
 
     crop: npt.NDArray[np.int32]
@@ -49,10 +49,14 @@ class CropIndex(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which samples are in an index; for the fields see :class:`engine.data.crops.CropStore`.
+    """Which samples are in an index.
 
     Attributes:
-        segments: int8 [rows of the plan], the segment of each crop that a plan has chosen, -1 for both; ``None``: no plan.
+        split: name of the split.
+        plan: name of the plan that the split belongs to; ``None``: it is a stored split.
+        unit: whether samples are crops or segments.
+        chosen: bool, which crops may be used, in the order of :attr:`CropIndex.crop`; ``None``: all.
+        segments: int8 [rows of samples.parquet], segment of each crop that the plan uses, -1 for both; ``None``: no plan.
         fingerprint: fingerprint of the dataset and the chosen crops.
     """
 
@@ -65,18 +69,17 @@ class Selection(NamedTuple):
 
 
 def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
-    """Returns the index of a selection; one without samples is empty.
+    """Returns the index of a selection; it is empty if the selection contains no samples.
 
     Args:
         dataset: the dataset.
-        shards: the shards of the split; with a plan, all shards.
-        selection: which samples.
+        shards: shards of the split; with a plan, all shards of the dataset.
+        selection: which samples the index contains.
 
     Raises:
         DatasetError: the table cannot be read.
     """
-    splits = dataset.splits if selection.plan is not None else (selection.split,)
-    num_crops = sum(dataset.manifest.counts[split].crops for split in splits)
+    num_crops = sum(dataset.manifest.counts[split].crops for split in _stored_splits(dataset, selection))
     plans = dataset.manifest.splits
     key = ["index", _VERSION, selection.fingerprint, selection.split, selection.plan, selection.unit]
     key += [dataset.manifest.tables[SAMPLES_FILE].sha256, plans and plans.sha256]
@@ -89,36 +92,42 @@ def open_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> Cr
     return CropIndex(**arrays)
 
 
+def _stored_splits(dataset: Dataset, selection: Selection) -> tuple[str, ...]:
+    """Returns the stored splits whose rows a selection refers to."""
+    return tuple(dataset.splits) if selection.plan is not None else (selection.split,)
+
+
 def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> CropIndex:
-    stored = dataset.splits if selection.plan is not None else (selection.split,)
-    # The table is read twice, because the places of a hundred million crops and the hashes of their names take 2 GB together.
+    stored = _stored_splits(dataset, selection)
+    # Each column is read in a separate pass: the places of 10^8 crops and the hashes of their names would take 2 GB together.
     tables = itertools.chain.from_iterable(dataset.iterate_samples(name, [_NUM_VALID]) for name in stored)
     lengths = [table[_NUM_VALID].to_numpy().astype(np.int16) for table in tables]
     num_valid = np.concatenate([np.empty(0, np.int16), *lengths])
     num_rows = len(num_valid)
-    crop, half = _choose((num_valid // SEGMENT_SAMPLES).astype(np.int8), selection)
-    own_valid = None if half is None else num_valid[crop]
+    crop, half = _choose_samples((num_valid // SEGMENT_SAMPLES).astype(np.int8), selection)
+    sample_valid = None if half is None else num_valid[crop]
     del lengths, num_valid
-    has_all = half is None and len(crop) == num_rows
-    patient, recording = _number_patients_and_recordings(dataset, selection, None if has_all else crop, num_rows)
+    is_every_row = half is None and len(crop) == num_rows
+    patient, recording = _number_patients_and_recordings(dataset, selection, None if is_every_row else crop, num_rows)
     place, start = np.empty(num_rows, PLACE_DTYPE), 0
     for table in itertools.chain.from_iterable(dataset.iterate_samples(name, _PLACE_COLUMNS) for name in stored):
         place[start : start + len(table)] = shards.locate(table)
         start += len(table)
-    place = place if has_all else place[crop]
-    return CropIndex(crop, half, own_valid, place, recording, patient)
+    place = place if is_every_row else place[crop]
+    return CropIndex(crop, half, sample_valid, place, recording, patient)
 
 
-def _choose(
+def _choose_samples(
     num_segments: npt.NDArray[np.int8], selection: Selection
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int8] | None]:
-    """Returns crop and half of the samples, from the number of complete segments of each crop."""
+    """Returns ``crop`` and ``half`` of :class:`CropIndex`, from the number of complete segments of each crop, 0 to 2."""
     if selection.chosen is not None:
         assert selection.chosen.shape == num_segments.shape, f"unexpected shape {selection.chosen.shape}"
         num_segments = np.where(selection.chosen, num_segments, 0)
     if selection.unit == "crop":
         return np.flatnonzero(num_segments == _SEGMENTS_PER_CROP).astype(np.int32), None
     crop = np.repeat(np.arange(len(num_segments), dtype=np.int32), num_segments)
+    # A sample is the second half if the sample before it is of the same crop.
     half = np.concatenate([np.zeros(min(1, len(crop)), np.int8), (crop[1:] == crop[:-1]).astype(np.int8)])
     if selection.segments is not None:
         is_used = (selection.segments[crop] < 0) | (selection.segments[crop] == half)
@@ -129,13 +138,16 @@ def _choose(
 def _number_patients_and_recordings(
     dataset: Dataset, selection: Selection, crops: npt.NDArray[np.int32] | None, num_rows: int
 ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """Returns the numbers of the patients and recordings of crops.
+    """Returns the numbers of the patients and of the recordings of crops, int32 [crops] each.
 
     Args:
         dataset: the dataset.
-        selection: which samples.
-        crops: rows of the split or, with a plan, of the table; ``None``: all rows.
-        num_rows: number of rows of the split or table.
+        selection: which samples the index contains.
+        crops: rows of the crops, as in :attr:`CropIndex.crop`; ``None``: all rows.
+        num_rows: number of rows of the split or, with a plan, of samples.parquet.
+
+    Raises:
+        DatasetError: a table has a different number of rows.
     """
     split = selection.split if selection.plan is None else None
     samples = dataset.path / SAMPLES_FILE
@@ -148,55 +160,55 @@ def _number_patients_and_recordings(
             where = "" if split is None else f" of split '{split}'"
             problem = f"the number of rows{where} differs from the {num_rows} in the manifest"
             raise DatasetError(f"{path}: {problem}; run `ecg-data verify {dataset.location}`")
-        # With a plan, all crops are numbered, so that the numbers are the same in all of its splits.
+        # With a plan, the crops of all splits are numbered, so that a patient has the same number in each split.
         if crops is None:
             return number_by_appearance(hashes)
         return number_by_appearance(hashes[crops]) if split is not None else number_by_appearance(hashes)[crops]
 
     with open_samples(samples) as database, ThreadPoolExecutor(2 if num_rows < _MANY_ROWS else 1) as pool:
-        own, other = database.cursor(), database.cursor()  # a connection serves one thread at a time
-        recording = pool.submit(number, samples, own, "source, recording")
-        if patients == samples:
-            return pool.submit(number, samples, other, "source, patient").result(), recording.result()
-        with open_samples(patients) as others:
-            return pool.submit(number, patients, others, PATIENT_COLUMN).result(), recording.result()
+        # A DuckDB connection serves one thread at a time, so each thread has a cursor, which is a connection of its own.
+        recordings, own_patients = database.cursor(), database.cursor()
+        recording = pool.submit(number, samples, recordings, "source, recording")
+        if not has_plan_patients:
+            return pool.submit(number, samples, own_patients, "source, patient").result(), recording.result()
+        with open_samples(patients) as plan_database:
+            return pool.submit(number, patients, plan_database, PATIENT_COLUMN).result(), recording.result()
 
 
 def _hash_names(
     database: duckdb.DuckDBPyConnection, split: str | None, names: str, num_rows: int
 ) -> npt.NDArray[np.uint64] | None:
-    """Returns a hash of each name, uint64 [num_rows]; two of 10^8 names collide in about one of 4,000 datasets.
+    """Returns a hash of each name, uint64 [num_rows]; ``None`` if the table has a different number of rows.
+
+    With 10^8 different names, the probability that any two of them collide is about 1 in 4,000.
 
     Args:
         database: contains the view ``samples``.
-        split: name of the stored split; ``None``: all of the table.
-        names: columns that make up a name.
-        num_rows: number of rows of the split or table.
-
-    Returns:
-        The hashes; ``None`` if the table has a different number of rows.
+        split: name of the stored split; ``None``: the whole table.
+        names: columns that make up a name, separated by commas.
+        num_rows: expected number of rows of the split or table.
     """
     database.execute("SET preserve_insertion_order = true")
     hashes, start = np.empty(num_rows, np.uint64), 0
     where, parameters = ("", []) if split is None else ("WHERE split = ?", [split])
     query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (contains no user input)
     for batch in read_batches(database, query, parameters):
-        hashes[start : start + len(batch)] = batch["hash"].to_numpy()[: max(0, num_rows - start)]
+        hashes[start : start + len(batch)] = batch["hash"].to_numpy()[: max(0, num_rows - start)]  # surplus rows only count
         start += len(batch)
     return hashes if start == num_rows else None
 
 
-def number_by_appearance(names: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
-    """Numbers equal values from 0 in order of appearance: uint64 [n] -> int32 [n]."""
-    first_rows = np.empty(len(names), np.int32)
-    # In parts: a hash table of all values would be larger than everything else here.
-    mask = min(255, (1 << (len(names) // _NAMES_AT_A_TIME).bit_length()) - 1)
-    low_bytes = names.view(np.uint8)[::8] & np.uint8(mask)
+def number_by_appearance(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32]:
+    """Numbers distinct values from 0 in order of first appearance: uint64 [n] -> int32 [n]."""
+    first_rows = np.empty(len(hashes), np.int32)  # row at which the value of each row first appears
+    # The values are divided by their low bits into up to 256 parts: one hash table would be larger than all arrays here.
+    mask = min(255, (1 << (len(hashes) // _NAMES_AT_A_TIME).bit_length()) - 1)
+    low_bits = hashes.view(np.uint8)[::8] & np.uint8(mask)
     for part in range(mask + 1):
-        rows = np.flatnonzero(low_bytes == part).astype(np.int32)
-        codes = pa.array(names[rows]).dictionary_encode().indices.to_numpy()  # in order of appearance
+        rows = np.flatnonzero(low_bits == part).astype(np.int32)
+        codes = pa.array(hashes[rows]).dictionary_encode().indices.to_numpy()  # in order of appearance
         is_first = np.diff(np.maximum.accumulate(codes), prepend=-1) > 0
         first_rows[rows] = rows[is_first][codes]
-    numbers = np.cumsum(first_rows == np.arange(len(names), dtype=np.int32), dtype=np.int32)
+    numbers = np.cumsum(first_rows == np.arange(len(hashes), dtype=np.int32), dtype=np.int32)
     numbers -= 1
     return numbers[first_rows]

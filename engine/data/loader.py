@@ -155,7 +155,7 @@ class Loader(AbstractContextManager["Loader"], ABC):
             )
         cursor = state.get("cursor")
         if not isinstance(cursor, int) or cursor < 0:
-            raise LoaderStateError(f"cannot resume: the checkpoint's loader has cursor={cursor}, which is not a position")
+            raise LoaderStateError(f"cannot resume: the checkpoint's loader has cursor={cursor}, which is not a valid position")
         self.seek(cursor)
 
     def close(self) -> None:

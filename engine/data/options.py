@@ -45,7 +45,7 @@ class DataOptions(Options):
     """Cache folder for datasets in object storage, shared by the ranks of a machine; null: $ECG_CACHE, or
     ~/.cache/ecg-engine."""
     cache_gb: Annotated[float, Field(gt=0)] | None = None
-    """Maximum size of that folder in GB; null: $ECG_CACHE_GB, or 50."""
+    """Maximum size of the cache folder in GB; null: $ECG_CACHE_GB, or 50."""
     datasets: tuple[DatasetOptions, ...] = ()
     """Mixture of datasets to pre-train on, instead of path: [{path: DIR, weight: 1}, ...]."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -117,7 +117,7 @@ def find_leads(leads: int | Sequence[str]) -> tuple[int, ...]:
     if isinstance(leads, int):
         if leads not in LEAD_COMBINATIONS:
             numbers = ", ".join(map(str, LEAD_COMBINATIONS))
-            raise UserError(f"no combination of {leads} leads: use {numbers}, or a list of names")
+            raise UserError(f"there is no combination of {leads} leads: use {numbers}, or a list of names")
         names = LEAD_COMBINATIONS[leads]
     else:
         for name in leads:

@@ -29,18 +29,18 @@ class Rewards(NamedTuple):
     matrix: FloatArray
     """[C, C], reward for predicting the column's class when the row's class is true."""
     sinus_rhythm: int
-    """Number of the class that the inactive model predicts."""
+    """Index of the class that the inactive model predicts."""
 
 
 class SampleRewards(NamedTuple):
     """The rewards of each sample, [N] each."""
 
     observed: FloatArray
-    """With the model's decisions."""
+    """Reward of the model's decisions."""
     correct: FloatArray
-    """With all decisions correct."""
+    """Reward of a model that is always correct."""
     inactive: FloatArray
-    """With sinus rhythm alone."""
+    """Reward of the inactive model, which always predicts sinus rhythm."""
 
 
 def load_rewards(codes: Sequence[Sequence[str]]) -> Rewards:

@@ -159,7 +159,7 @@ class MulticlassMetrics(Metrics):
             )
         self.num_samples, num_classes = self._probabilities.shape
         if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= num_classes:
-            raise UserError(f"targets must be class numbers from 0 to {num_classes - 1}")
+            raise UserError(f"targets must be class indices from 0 to {num_classes - 1}")
         self.classes = _class_names(classes, num_classes)
         predicted = self._probabilities.argmax(1)
         self._targets, self._decisions = (np.arange(num_classes) == rows[:, None] for rows in (numbers, predicted))

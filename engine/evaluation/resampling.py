@@ -126,7 +126,7 @@ def _bootstrap(
     confidence: float,
 ) -> Intervals:
     if len(patients) != num_samples:
-        raise UserError(f"got {len(patients)} patients for {num_samples} samples: expected the patient of each sample")
+        raise UserError(f"got {len(patients)} patients for {num_samples} samples: expected one patient per sample")
     if len(np.unique(np.asarray(patients))) < 2:
         raise UserError("a confidence interval needs two or more patients")
     if num_resamples < 1 or not 0 < confidence < 1:

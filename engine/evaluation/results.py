@@ -48,7 +48,7 @@ Result = dict[str, Any]
 
 
 def measure(metrics: Metrics, patients: NDArray[Any], num_resamples: int) -> Result:
-    """Returns the metrics of a model, with 95 % intervals by bootstrap over patients, unless ``num_resamples`` is 0.
+    """Returns the metrics of a model, with 95% intervals by bootstrap over patients, unless ``num_resamples`` is 0.
 
     Raises:
         UserError: fewer than two patients.
@@ -62,7 +62,7 @@ def measure(metrics: Metrics, patients: NDArray[Any], num_resamples: int) -> Res
 
 
 def compare(first: Metrics, second: Metrics, patients: NDArray[Any], num_resamples: int) -> Result:
-    """Returns the differences of two models' metrics, first minus second, with 95 % intervals by paired bootstrap.
+    """Returns the differences of two models' metrics, first minus second, with 95% intervals by paired bootstrap.
 
     Raises:
         UserError: different samples or classes, or fewer than two patients.
@@ -71,7 +71,7 @@ def compare(first: Metrics, second: Metrics, patients: NDArray[Any], num_resampl
 
 
 def over_seeds(results: Sequence[Result]) -> Result:
-    """Returns the mean of each metric over the seeds of a method, and its 95 % interval by Student's t distribution.
+    """Returns the mean of each metric over the seeds of a method, and its 95% interval by Student's t distribution.
 
     Args:
         results: results of :func:`measure`, one for each seed.

@@ -45,7 +45,7 @@ def choose_labeler(
             raise UserError("the model has no label definition: choose its labels with --labels")
         is_ptbxl = own.name.startswith("ptbxl-")
         if own.name != "cinc2021" and table is None:
-            raise UserError(f"the model's labels are '{own.name}': set their table with --label-table, or other --labels")
+            raise UserError(f"the model's labels, '{own.name}', need a table: set --label-table, or choose other --labels")
         if own.name != "cinc2021" and not is_ptbxl:
             assert table is not None
             return read_label_table(table, own.kind, (own.name,) if own.kind == "multiclass" else own.classes, own)

@@ -73,7 +73,7 @@ class SegmentSet:
             DatasetError: a shard cannot be read.
         """
         if model.num_segments != _SEGMENTS_PER_CROP:
-            raise UserError(f"the model has {model.num_segments} segments in 10 s; evaluation needs {_SEGMENTS_PER_CROP}")
+            raise UserError(f"the model divides 10 s into {model.num_segments} segments; evaluation needs {_SEGMENTS_PER_CROP}")
         values = np.full((len(self.crops), _SEGMENTS_PER_CROP, model.width), np.nan, dtype=np.float32)
         row_of = {key: row for row, key in enumerate(self.crops["key"].to_pylist())}
         source = crops_of(self.dataset, len(self.crops), lambda: [self.crops])

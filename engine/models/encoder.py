@@ -29,9 +29,9 @@ class EncoderOptions(Options):
     """Architecture of the encoder; the defaults are the paper's (BERT-base)."""
 
     feature_channels: int = Field(default=256, ge=1, le=_MAX_SIZE)
-    """Channels of the feature encoder."""
+    """Number of channels of the feature encoder."""
     feature_blocks: int = Field(default=4, ge=1, le=_MAX_DEPTH)
-    """Convolution blocks of the feature encoder; each halves the length."""
+    """Number of convolutional blocks of the feature encoder; each halves the length."""
     norm: FeatureNorm = "group_norm"
     """Normalization of the features: group_norm in the first block (the official code), or layer_norm in each (the paper)."""
     feature_grad_scale: float = Field(default=0.1, ge=0)
@@ -43,9 +43,9 @@ class EncoderOptions(Options):
     width: int = Field(default=768, ge=1, le=_MAX_SIZE)
     """Width of the transformer."""
     depth: int = Field(default=12, ge=1, le=_MAX_DEPTH)
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     num_heads: int = Field(default=12, ge=1, le=_MAX_SIZE)
-    """Attention heads."""
+    """Number of attention heads."""
     mlp_width: int = Field(default=3072, ge=1, le=_MAX_SIZE)
     """Hidden width of the feed-forward networks."""
     dropout: float = Field(default=0.1, ge=0, lt=1)
@@ -62,7 +62,7 @@ class EncoderOptions(Options):
     pos_kernel: int = Field(default=128, ge=1, le=_MAX_SIZE)
     """Kernel size of the positional convolution, in tokens."""
     pos_groups: int = Field(default=16, ge=1, le=_MAX_SIZE)
-    """Groups of the positional convolution."""
+    """Number of groups of the positional convolution."""
 
     @model_validator(mode="after")
     def _check_sizes(self) -> Self:

@@ -52,7 +52,7 @@ def download(repository: str, revision: str | None = None) -> Path:
         raise UserError(f"{repository}: has no revision '{revision}' on the Hugging Face Hub") from None
     except errors.RepositoryNotFoundError:
         raise UserError(
-            f"{repository}: neither a folder nor a model on the Hugging Face Hub that you may read; check the name, or log in "
+            f"{repository}: neither a folder nor a model on the Hugging Face Hub that you can read; check the name, or log in "
             f"with `hf auth login`"
         ) from None
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
@@ -65,7 +65,7 @@ def download(repository: str, revision: str | None = None) -> Path:
             )
         )
     except errors.LocalEntryNotFoundError:
-        raise UserError(f"{repository}: no such folder, and the Hugging Face Hub does not answer ({problem})") from None
+        raise UserError(f"{repository}: no such folder, and the Hugging Face Hub cannot be reached ({problem})") from None
     except (OSError, errors.HTTPError, errors.XetDownloadError) as error:
         raise UserError(f"{repository}: cannot be downloaded ({first_line(error)})") from None
     if commit is not None:

@@ -40,7 +40,7 @@ class ModelConfig(Options):
     sampling_rate: Annotated[int, Field(gt=0)] = SAMPLING_RATE
     """Sampling rate of the input, in Hz."""
     segment_samples: Annotated[int, Field(gt=0)] = SEGMENT_SAMPLES
-    """Length of the segments in training; others work too."""
+    """Length of the training segments, in samples; the model accepts other lengths too."""
     input_unit: Literal["mV"] = "mV"
     """Unit of the input, before normalization."""
     normalization: Normalization = "none"

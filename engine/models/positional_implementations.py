@@ -1,10 +1,10 @@
-"""Implementations of the grouped convolution in the positional encoding: same weights and, up to rounding, same result.
+"""Implementations of the grouped convolution in the positional encoding: they give the same results, up to rounding.
 
-With 16 groups of 48 channels and 128 taps the convolution is 5 % of the model's FLOPs, yet a library may have no good kernel
-for it, so it can also be written as a batched matrix product.
+In the base model it has 16 groups of 48 channels and 128 taps, and takes 5% of the FLOPs. Libraries may have no fast kernel for
+such a convolution, so it can also be computed as a batched matrix product.
 
-Legend: B segments, T tokens, D width, G groups, C channels of a group, K kernel, L tokens of a block, N blocks, R = L + K - 1
-tokens that a block sees.
+Legend: B segments, T tokens, D width, G groups, C channels of a group, K kernel size (taps), L tokens of a block, N blocks,
+R = L + K - 1 input tokens of a block (its window).
 """
 
 import math
@@ -17,26 +17,27 @@ from torch.nn import functional as F
 
 PositionalImplementation = Literal["auto", "conv2d", "conv1d", "toeplitz", "triton"]
 
-# Longest block of the block-Toeplitz implementation, a sixth of the base model's 156 tokens. Longer blocks multiply by more
-# zeros ((L + K - 1) / K times the necessary FLOPs, here 1.2); shorter ones copy more ((L + K - 1) / L times, here 5.9).
+# Maximum L of the Toeplitz implementation: a sixth of the base model's 156 tokens. With longer blocks, more of the matrix is
+# zero (it takes R / K times the FLOPs of the convolution, here 1.2); with shorter ones, windows overlap more (they are R / L
+# times as large as the input, here 5.9).
 _BLOCK_TOKENS = 26
 
 
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
-    """Convolves images of height 1: [B, T, D] is then channels last, and nothing is transposed."""
-    padding = (0, weight.shape[-1] // 2)
+    """Convolves images of height 1: [B, T, D] is their channels-last layout, so no data is transposed."""
+    padding = (0, weight.shape[-1] // 2)  # with an even K, one token too many, which is dropped below
     y = F.conv2d(x.transpose(1, 2)[:, :, None], weight[:, :, None], bias, padding=padding, groups=num_groups)
     return y[:, :, 0, : x.shape[1]].transpose(1, 2)
 
 
 def _conv1d(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
-    """Convolves in the layout [B, D, T]."""
+    """Convolves in the layout [B, D, T]; as in ``_conv2d``, the token beyond T is dropped."""
     y = F.conv1d(x.transpose(1, 2), weight, bias, padding=weight.shape[-1] // 2, groups=num_groups)
     return y[..., : x.shape[1]].transpose(1, 2)
 
 
 def _toeplitz(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
-    """Multiplies a window of R tokens per block of L tokens by a Toeplitz matrix that repeats the weight for each token."""
+    """Multiplies the window of each block by a Toeplitz matrix, which contains the weight once for each token of the block."""
     num_blocks = math.ceil(x.shape[1] / _BLOCK_TOKENS)
     y: Tensor = _Toeplitz.apply(x, weight, num_groups, math.ceil(x.shape[1] / num_blocks))  # type: ignore[no-untyped-call]
     return y + bias
@@ -64,19 +65,19 @@ All run on any device, except ``triton``, which needs a GPU and Triton (part of 
 def choose_implementation(device: torch.device) -> PositionalImplementation:
     """Returns the implementation that ``auto`` means on a device.
 
-    On two CPU cores ``conv2d`` takes 0.4 of the time of ``conv1d`` and is faster than matrix products (base model). Nothing has
-    been measured on a GPU yet. ``toeplitz`` is expected to be the fastest there: it is one batched product, which libraries do
-    best, for a fifth more of what is 5 % of the model's FLOPs.
+    For the base model on two CPU cores, ``conv2d`` takes 0.4 times as long as ``conv1d``, and is faster than ``toeplitz``.
+    Nothing has been measured on a GPU yet. ``toeplitz`` is expected to be the fastest there: it is one batched matrix product,
+    for which libraries have their fastest kernels, and adds only 1% to the model's FLOPs.
     """
     return "conv2d" if device.type == "cpu" else "toeplitz"
 
 
 class _Toeplitz(torch.autograd.Function):
-    """The grouped convolution as one batched product over the groups; so are its two gradients.
+    """The grouped convolution as one matrix product per group, batched over the groups; so are its two gradients.
 
-    y[t, o] = sum over k and c of W[o, c, k] x[t + k - K // 2, c]. The backward pass keeps the input only and copies its windows
-    again, which are R / L times as large. The gradient of the input is a convolution too: it accumulates in the product's fp32,
-    and nothing is scattered.
+    y[t, o] = sum over k and c of W[o, c, k] x[t + k - K // 2, c]. Only the input is saved for the backward pass, which copies
+    the windows again, because they are R / L times as large. The gradient of the input is computed as a convolution too, so it
+    is summed in fp32 within the product, without a scatter.
     """
 
     @staticmethod
@@ -101,7 +102,15 @@ class _Toeplitz(torch.autograd.Function):
 
 
 def _convolve(x: Tensor, weight: Tensor, num_groups: int, block: int, num_before: int) -> Tensor:
-    """Convolves x [B, T, D] with weight [D, C, K], whose tap ``num_before`` is the one at the token itself: [B, T, D]."""
+    """Convolves x [B, T, D] with weight [D, C, K]: returns [B, T, D].
+
+    Args:
+        x: input.
+        weight: weight of the convolution.
+        num_groups: G.
+        block: L.
+        num_before: number of taps before the one that is applied to the token itself.
+    """
     B, T, D = x.shape
     matrix = _toeplitz_matrix(weight, num_groups, block)
     y = torch.bmm(_windows(x, weight.shape[-1], num_groups, block, num_before), matrix)
@@ -118,29 +127,29 @@ def _correlate(x: Tensor, grad: Tensor, kernel: int, num_groups: int, block: int
     padded = F.pad(grad, (0, 0, 0, num_blocks * block - T))
     blocks = padded.view(B, num_blocks, block, num_groups, C).permute(3, 0, 1, 2, 4)  # [G, B, N, L, C]
     matrix = torch.bmm(windows.mT, blocks.reshape(num_groups, B * num_blocks, block * C))  # [G, (R, C), (L, C)]
-    # Each tap appears L times in the matrix, one row further down for each token: sum over these diagonals.
-    step_l, step_c, step_r = C, block * C, C * block * C
-    steps = ((block + kernel - 1) * step_r, 1, step_c, step_r, step_r + step_l)
-    diagonals = matrix.as_strided((num_groups, C, C, kernel, block), steps)  # [G, output, input, K, L]
+    # Tap k appears L times in the matrix, at (r, l) = (l + k, l): the gradient is the sum over this diagonal.
+    stride_l, stride_c, stride_r = C, block * C, C * block * C
+    strides = ((block + kernel - 1) * stride_r, 1, stride_c, stride_r, stride_r + stride_l)
+    diagonals = matrix.as_strided((num_groups, C, C, kernel, block), strides)  # [G, output, input, K, L]
     grad_weight: Tensor = diagonals.sum(-1).flatten(0, 1)  # PyTorch accumulates bf16 in fp32
     return grad_weight
 
 
 def _windows(x: Tensor, kernel: int, num_groups: int, block: int, num_before: int) -> Tensor:
-    """Copies the tokens that each block sees, with zeros beyond the ends: [B, T, D] -> [G, (B, N), (R, C)]."""
+    """Copies the window of each block, with zeros beyond the ends of the segment: [B, T, D] -> [G, (B, N), (R, C)]."""
     B, T, D = x.shape
     num_blocks = math.ceil(T / block)
-    reach = block + kernel - 1
+    window = block + kernel - 1
     padded = F.pad(x, (0, 0, num_before, num_blocks * block + kernel - 1 - num_before - T))
-    windows: Tensor = padded.unflatten(-1, (num_groups, -1)).unfold(1, reach, block)  # [B, N, G, C, R]
-    return windows.permute(2, 0, 1, 4, 3).reshape(num_groups, B * num_blocks, reach * (D // num_groups))
+    windows: Tensor = padded.unflatten(-1, (num_groups, -1)).unfold(1, window, block)  # [B, N, G, C, R]
+    return windows.permute(2, 0, 1, 4, 3).reshape(num_groups, B * num_blocks, window * (D // num_groups))
 
 
 def _toeplitz_matrix(weight: Tensor, num_groups: int, block: int) -> Tensor:
-    """M[(r, c), (l, o)] = W[o, c, r - l], or 0 where there is no such tap: [D, C, K] -> [G, (R, C), (L, C)]."""
+    """Returns M[(r, c), (l, o)] = W[o, c, r - l], 0 if there is no tap r - l: [D, C, K] -> [G, (R, C), (L, C)]."""
     C, kernel = weight.shape[1:]
     taps = weight.unflatten(0, (num_groups, -1)).permute(0, 3, 2, 1)  # [G, K, input, output]
     padded = F.pad(taps, (0, 0, 0, 0, block - 1, block - 1))
-    # In row r, the rows r .. r + L - 1 of the padded taps belong to the tokens L - 1 .. 0.
+    # M[r, l] is padded tap r - l + L - 1: for each r, the padded taps r .. r + L - 1 in reverse order.
     matrix = padded.unfold(1, block, 1).flip(-1)  # [G, R, input, output, L]
     return matrix.transpose(-1, -2).reshape(num_groups, (block + kernel - 1) * C, block * C)

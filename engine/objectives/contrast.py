@@ -40,7 +40,7 @@ class GlobalOptions(Options):
     """Ranks whose segments are negatives: all_ranks or own_rank (the official code). With own_rank the loss depends on how many
     samples a rank has in a micro-batch."""
     constant_norms: bool = False
-    """Detach the norms in the cosine similarity from the gradient (as in the official code)."""
+    """Treat the norms in the cosine similarity as constants in the backward pass (as the official code does)."""
     identity: Identity = "patient"
     """Segments that are never each other's negatives: of the same patient, of the same recording (the official code), or only
     of the same pair (the official code of SimCLR)."""

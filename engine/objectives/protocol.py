@@ -30,7 +30,7 @@ class DrawKeys(NamedTuple):
 
     seed: int
     step: int | Tensor
-    """Number of the optimizer step; with a tensor a compiled graph is not recompiled."""
+    """Index of the optimizer step; as a tensor, it does not make a compiled graph recompile at every step."""
     row0: int | Tensor
     """Row of this rank's first segment in the step's global batch."""
 
@@ -65,11 +65,11 @@ class Objective(nn.Module, ABC):
 
     options_class: ClassVar[type[Options]]
     pairs: ClassVar[Mapping[SampleUnit, SegmentPair]] = {"crop": "adjacent"}
-    """Allowed sample units -> segments of a sample."""
+    """Allowed sample unit -> the two segments that a sample of it holds."""
     identity: Identity = "patient"
     """What the numbers in the argument ``patient`` of :meth:`forward` identify."""
     by_segment: bool = False
-    """Whether the metrics have :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each segment to the loss, which is
+    """Whether the metrics contain :data:`LOSS_BY_SEGMENT`, fp32 [N I]: the contribution of each segment to the loss, which is
     their mean. Terms that belong to no segment count equally for all."""
 
     def __init__(self, options: Any, encoder_options: EncoderOptions) -> None:

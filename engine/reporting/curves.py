@@ -26,8 +26,8 @@ def curve_blocks(outputs: Outputs) -> list[Block]:
     if not chosen:
         return [Text("No class has both positives and negatives, so there are no curves.")]
     shown = chosen[:_MAX_CLASSES]
-    left_out = f" The {len(chosen) - len(shown)} rarer classes are not drawn." if len(chosen) > len(shown) else ""
-    caption = f"By class, from the most to the least frequent; the number is the area under the curve.{left_out}"
+    left_out = f" The {len(chosen) - len(shown)} rarest classes are not drawn." if len(chosen) > len(shown) else ""
+    caption = f"By class, from the most to the least frequent; the numbers are the areas under the curves.{left_out}"
     return [Figures(caption, [_roc(outputs, shown), _precision_recall(outputs, shown)])]
 
 
@@ -73,15 +73,15 @@ def _draw_lines(
 def reliability_block(outputs: Outputs) -> Figures:
     """Returns the reliability diagram: predicted probabilities against shares of positives, of all classes together.
 
-    For multiclass labels, the probability of the predicted class against the share of correct decisions.
+    For multiclass labels, the fraction of correct decisions against the probability of the predicted class.
     """
     if outputs.definition.kind == "multiclass":
         predicted = outputs.predicted.max(1)
         is_true = outputs.targets[outputs.decisions] > 0
-        what = "probability of the predicted class", "share of correct decisions"
+        what = "probability of the predicted class", "fraction of correct decisions"
     else:
         predicted, is_true = outputs.predicted.ravel(), outputs.targets.ravel() > 0
-        what = "predicted probability", "share of positives"
+        what = "predicted probability", "fraction of positives"
     bins = np.clip((predicted * _NUM_BINS).astype(np.int64), 0, _NUM_BINS - 1)
     counts = np.bincount(bins, minlength=_NUM_BINS)
     used = np.flatnonzero(counts >= _MIN_IN_BIN)
@@ -106,10 +106,10 @@ def reliability_block(outputs: Outputs) -> Figures:
     points = ", ".join(f"{mean:.2f}: {share:.2f}" for mean, share in zip(means, shares, strict=True))
     described = ", ".join(f"{count:,}" for count in counts)
     return Figures(
-        f"Predictions on the dashed line are calibrated. Bars are 95 % intervals; bins with fewer than {_MIN_IN_BIN} "
+        f"Predictions on the dashed line are calibrated. Bars are 95% intervals; bins with fewer than {_MIN_IN_BIN} "
         "predictions are left out.",
         [
-            Panel(draw(plot), f"Reliability diagram: {what[0]} against {what[1]}: {points or 'no bin has enough predictions'}"),
+            Panel(draw(plot), f"Reliability diagram, {what[0]}: {what[1]}: {points or 'no bin has enough predictions'}"),
             Panel(draw(plot_counts), f"Number of predictions in {_NUM_BINS} bins from 0 to 1: {described}"),
         ],
     )

@@ -93,7 +93,7 @@ def _facts(results: Results) -> Table:
         ("samples", f"{counts} of {num_patients:,} patients"),
         (
             "intervals",
-            f"95 %, {results.bootstrap_resamples:,} bootstrap draws over patients" if results.bootstrap_resamples else "none",
+            f"95%, {results.bootstrap_resamples:,} bootstrap resamples of patients" if results.bootstrap_resamples else "none",
         ),
     ]
     return Table("The evaluation", ("", ""), rows)
@@ -121,7 +121,7 @@ def _scores(results: Results) -> Table:
         for row in results.rows
     ]
     header = ("model", "method", "leads", "per", "samples", *(COLUMNS[results.kind][name] for name in names))
-    return Table("Scores, with 95 % intervals in brackets", header, rows)
+    return Table("Scores, with 95% intervals in brackets", header, rows)
 
 
 def _by_leads(results: Results) -> list[Block]:
@@ -154,7 +154,7 @@ def _by_leads(results: Results) -> list[Block]:
         draw(plot, size_with_legend(len(methods) if len(methods) > 1 else 0)),
         f"{COLUMNS[kind][name]} by leads: " + ", ".join(texts),
     )
-    return [Figures(f"{COLUMNS[kind][name]} per {results.rows[0].level} by leads, with 95 % intervals.", [panel])]
+    return [Figures(f"{COLUMNS[kind][name]} per {results.rows[0].level} by leads, with 95% intervals.", [panel])]
 
 
 def _comparisons(results: Results) -> list[Block]:
@@ -162,11 +162,11 @@ def _comparisons(results: Results) -> list[Block]:
     blocks: list[Block] = []
     for caption, pairs in (
         (
-            "Differences, with 95 % intervals by paired bootstrap",
+            "Differences, with 95% intervals by paired bootstrap",
             [(_describe_difference(results, d.first, d.second), results.rows[d.first], d.overall) for d in results.differences],
         ),
         (
-            "Means over seeds, with 95 % intervals by Student's t",
+            "Means over seeds, with 95% intervals by Student's t",
             [
                 (f"{len(s.rows)} seeds of {results.rows[s.rows[0]].method}", results.rows[s.rows[0]], s.overall)
                 for s in results.seeds
@@ -233,7 +233,7 @@ def _by_class(row: ScoreRow) -> Table:
         for name in order
     ]
     header = ("class", *(["positives"] if has_counts else []), *(_TITLES.get(name, short_name(name)) for name in names))
-    return Table(f"Scores by class, with 95 % intervals in brackets{left_out}", header, rows)
+    return Table(f"Scores by class, with 95% intervals in brackets{left_out}", header, rows)
 
 
 def _by_class_and_leads(results: Results, row: ScoreRow) -> list[Table]:

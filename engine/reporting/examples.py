@@ -75,8 +75,8 @@ def example_blocks(outputs: Outputs, gallery: Gallery) -> list[Block]:
         titles = ("The smallest errors.", "The largest errors.")
     else:
         titles = (
-            "Most confident and right: the highest probability of a class that is true and predicted.",
-            "Most confident and wrong: the lowest probability of a true class, or the highest of one that is not true.",
+            "Most confident correct predictions: the highest probability of a class that is true and predicted.",
+            "Most confident wrong predictions: the lowest probability of a true class, or the highest of another one.",
         )
     blocks: list[Block] = []
     for title, rows in zip(titles, (right, wrong), strict=True):

@@ -21,8 +21,8 @@ from engine.reporting.outputs import check_arrays
 from engine.reporting.projection import patient_projection
 
 _TITLES = {
-    "tar_at_far_0.01": "true acceptance rate at 1 % false acceptance",
-    "tar_at_far_0.001": "true acceptance rate at 0.1 % false acceptance",
+    "tar_at_far_0.01": "true acceptance rate at 1% false acceptance",
+    "tar_at_far_0.001": "true acceptance rate at 0.1% false acceptance",
     "auroc": "AUROC",
 }
 _MAX_RANK = 20
@@ -60,8 +60,9 @@ def identification_section(evaluation: EvaluationFolder, row: ScoreRow, gallery:
     matching = match(embeddings.probe, embeddings.gallery, embeddings.patients[1], embeddings.patients[0])
     section.blocks += [
         Figures(
-            "Similarities: cosines of probe and gallery, of the same and of different patients. Rank curve: share of probes "
-            "whose own patient is among the K most similar. Verification: whether two segments are of the same patient.",
+            "Similarities: cosine similarities of probe and gallery, for the same patient and for different patients. CMC "
+            "curve (cumulative match characteristic): fraction of probes whose own patient is among the K most similar. "
+            "Verification: whether two segments are of the same patient.",
             [_similarities(embeddings), _ranks(matching), _verification(matching)],
         ),
         *filter(None, [patient_projection((embeddings.gallery, embeddings.probe), embeddings.patients, projection)]),
@@ -113,7 +114,7 @@ def _similarities(embeddings: _Embeddings) -> Panel:
         for number, name in ((1, "different patients"), (0, "same patient")):
             axes.stairs(shares[number], edges, fill=True, color=COLORS[1 - number], alpha=0.35)
             axes.stairs(shares[number], edges, color=COLORS[1 - number], linewidth=1.4, label=name)
-        axes.set(xlabel="cosine similarity", ylabel="share of pairs", xlim=(edges[first], 1.0))
+        axes.set(xlabel="cosine similarity", ylabel="fraction of pairs", xlim=(edges[first], 1.0))
         axes.set_title("Similarities", loc="left")
         axes.legend(loc="upper left")
 
@@ -129,12 +130,12 @@ def _ranks(matching: Matching) -> Panel:
     def plot(axes: Axes) -> None:
         axes.plot(ranks, shares, "o-", color=COLORS[0], markersize=4, label="model")
         axes.plot(ranks, chance, "--", color=INK, linewidth=1, label="chance")
-        axes.set(xlabel="rank K", ylabel="share of probes", ylim=(0, 1.02))
+        axes.set(xlabel="rank K", ylabel="fraction of probes", ylim=(0, 1.02))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-        axes.set_title("Rank curve", loc="left")
+        axes.set_title("CMC curve", loc="left")
         axes.legend(loc="best")
 
-    return Panel(draw(plot), f"Rank curve: rank-1 {shares[0]:.3f}, rank-{ranks[-1]} {shares[-1]:.3f}")
+    return Panel(draw(plot), f"CMC curve: rank-1 {shares[0]:.3f}, rank-{ranks[-1]} {shares[-1]:.3f}")
 
 
 def _verification(matching: Matching) -> Panel:
@@ -155,13 +156,13 @@ def _verification(matching: Matching) -> Panel:
 
 
 def _examples(embeddings: _Embeddings, matching: Matching, gallery: Gallery) -> list[Block]:
-    """Returns the probe with the most confident wrong match, and the gallery entry it was taken for."""
+    """Returns the probe with the most confident wrong match, and the gallery entry it was matched with."""
     if gallery.problem:
         return [Text(gallery.problem)]
     gallery_patients, probe_patients = embeddings.patients
     wrong = np.flatnonzero(matching.ranks > 1)
     if not len(wrong):
-        return [Text("No probe was taken for another patient.")]
+        return [Text("No probe was mistaken for another patient.")]
     wrong = wrong[:_MAX_PROBES]
     margins, nearest = [], []
     for probe in wrong.tolist():
@@ -180,4 +181,10 @@ def _examples(embeddings: _Embeddings, matching: Matching, gallery: Gallery) -> 
             str(arrays["gallery_key"][entry]), f"gallery, segment {int(arrays['gallery_segment'][entry]) + 1}; {text}"
         ),
     ]
-    return [Figures("Most confident and wrong: a probe, and the other patient it was taken for.", panels, is_wide=True)]
+    return [
+        Figures(
+            "Most confident wrong match: a probe, and the segment of another patient that it was matched with.",
+            panels,
+            is_wide=True,
+        )
+    ]

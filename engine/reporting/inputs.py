@@ -48,7 +48,7 @@ class RunFolder:
 
 
 class Number(BaseModel):
-    """A metric with its 95 % interval; None where undefined."""
+    """A metric with its 95% interval; None where undefined."""
 
     value: float | None
     low: float | None = None

@@ -55,7 +55,7 @@ def class_projection(outputs: Outputs, method: str) -> Figures | None:
     panels = [
         _class_panel(plane, targets[rows, place] > 0, outputs.classes[place]) for place in order if targets[:, place].any()
     ]
-    return Figures(_caption(len(rows), method, note) + " Each panel colors the segments of one class.", panels)
+    return Figures(_caption(len(rows), method, note) + " Each panel highlights the segments of one class.", panels)
 
 
 def patient_projection(
@@ -96,8 +96,8 @@ def patient_projection(
                 )
         _clean(axes)
 
-    caption = f"{_caption(len(rows), method, note)} Circles: gallery; crosses: probes; {len(colored)} patients in colors."
-    return Figures(caption, [Panel(draw(plot, (4.4, 3.4)), f"Embeddings of {len(keep)} patients in the plane")])
+    caption = f"{_caption(len(rows), method, note)} Circles: gallery; crosses: probes; {len(colored)} patients are colored."
+    return Figures(caption, [Panel(draw(plot, (4.4, 3.4)), f"Embeddings of {len(keep)} patients in two dimensions")])
 
 
 def _class_panel(plane: NDArray[np.float64], is_in: NDArray[np.bool_], name: str) -> Panel:
@@ -107,7 +107,7 @@ def _class_panel(plane: NDArray[np.float64], is_in: NDArray[np.bool_], name: str
         axes.set_title(f"{name} ({int(is_in.sum())})", loc="left")
         _clean(axes)
 
-    return Panel(draw(plot), f"Embeddings in the plane, {int(is_in.sum())} segments of {name} among {len(plane)}")
+    return Panel(draw(plot), f"Embeddings in two dimensions, {int(is_in.sum())} segments of {name} among {len(plane)}")
 
 
 def _value_panel(plane: NDArray[np.float64], values: NDArray[np.float64], name: str) -> Panel:
@@ -116,7 +116,7 @@ def _value_panel(plane: NDArray[np.float64], values: NDArray[np.float64], name: 
         axes.set_title(name, loc="left")
         _clean(axes)
 
-    return Panel(draw(plot), f"Embeddings in the plane, colored by {name}")
+    return Panel(draw(plot), f"Embeddings in two dimensions, colored by {name}")
 
 
 def _caption(num_segments: int, method: str, note: str) -> str:

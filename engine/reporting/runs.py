@@ -17,7 +17,7 @@ _TITLES: Final = {
     **TITLES,
     "crops_per_second": "samples/s",
     "mfu": "model FLOPs utilization",
-    "data_wait_share": "share of time waiting for data",
+    "data_wait_share": "fraction of time waiting for data",
     "step_seconds": "seconds per step",
     "peak_memory_gb": "peak memory, GB per rank",
 }
@@ -131,7 +131,7 @@ def _speed_table(run: RunFolder) -> Table:
             low, middle, high = np.quantile(values, (0.1, 0.5, 0.9))
             form = "{:.2%}" if name in _SHARES else "{:,.3g}"
             rows.append((_TITLES[name], *(form.format(value) for value in (middle, low, high))))
-    return Table("Without the first tenth of the steps (warm-up)", ("", "median", "10 %", "90 %"), rows)
+    return Table("Without the first tenth of the steps (warm-up)", ("", "median", "10%", "90%"), rows)
 
 
 def _curve(run: RunFolder, name: str) -> Panel:

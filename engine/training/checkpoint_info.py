@@ -132,8 +132,8 @@ def check_matches(path: Path, info: CheckpointInfo, model: nn.Module) -> None:
     frozen = set(info.frozen) ^ set(frozen_parameters(model))
     if frozen:
         raise UserError(
-            f"{path}: {min(frozen)} is frozen in only one of checkpoint and configuration ({len(frozen)} parameters differ): "
-            f"freeze the same parameters, or use another output_dir"
+            f"{path}: {min(frozen)} is frozen in the checkpoint or in the configuration, but not in both ({len(frozen)} "
+            f"parameters differ): freeze the same parameters, or use another output_dir"
         )
 
 

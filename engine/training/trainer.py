@@ -267,7 +267,7 @@ class Trainer:
         self.ranks.on_main_rank(lambda: write_text(file, content))
         names = sorted(name for name, value in metrics.means.items() if not math.isfinite(value))
         step = self.state.saved_step
-        saved = f"the last checkpoint is {self.checkpoints.path(step)}" if step else "no checkpoint was written yet"
+        saved = f"the last checkpoint is {self.checkpoints.path(step)}" if step else "no checkpoint has been written yet"
         raise UserError(
             f"NaN or infinity at step {metrics.step} in {', '.join(names)}: lower the learning rate, set "
             f"train.gradient_clipping, or inspect the crops of this batch ({len(keys)} keys in {file}); {saved}"

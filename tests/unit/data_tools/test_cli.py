@@ -66,8 +66,8 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
     assert "pretrain georgia 2 2 6 12 0.02" in lines
     assert "pretrain ningbo 1 1 3 6 0.01" in lines
     assert "pretrain all 3 3 9 18 0.03" in lines
-    assert "426783006 2 66.7 % sinus rhythm" in lines
-    assert "164889003 1 33.3 % atrial fibrillation" in lines
+    assert "426783006 2 66.7% sinus rhythm" in lines
+    assert "164889003 1 33.3% atrial fibrillation" in lines
     assert "recordings not used: 1" in lines
     assert "missing .mat: 1" in lines
     keys = run(capsys, "info", tmp_path / "out", "--keys")[1].split()

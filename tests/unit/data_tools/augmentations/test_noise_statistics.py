@@ -1,4 +1,4 @@
-"""What the noises draw, by statistics that notice a parameter that is 10 % off: see the last test."""
+"""What the noises draw, by statistics that notice a parameter that is 10% off: see the last test."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -95,7 +95,7 @@ def test_a_missing_file_fails_alone(server: CorpusServer, tmp_path: Path, capsys
     del server.files[MAT]
     assert cli.main(["download", "physionet2021", str(tmp_path), "--mirror", server.url]) == 1
     out = capsys.readouterr().out
-    assert f"{MAT}: the server responds with 404" in out
+    assert f"{MAT}: the server responded with 404" in out
     assert "2 of 3 files of physionet2021 are complete, 2 of them new" in out
 
 
@@ -226,7 +226,7 @@ def test_an_answer_longer_than_published_is_cut_off(server: CorpusServer, tmp_pa
     server.publish_record({"exams.csv": b"exam_id\n"})
     server.files["files/exams.csv/content"] = b"x" * 1_000_000
     (failure,) = download_corpus("code15", tmp_path, options(server)).failures
-    assert failure == "exams.csv: the server sends more than 8 bytes; try again later"
+    assert failure == "exams.csv: the server sent more than 8 bytes; try again later"
 
 
 def test_no_name_in_an_archive_leaves_the_folder(server: CorpusServer, tmp_path: Path) -> None:

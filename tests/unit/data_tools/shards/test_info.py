@@ -103,9 +103,9 @@ def test_counts_are_those_of_a_naive_count(tmp_path: Path, monkeypatch: pytest.M
     notes = [f"patients unknown: {len(unknown)} recordings, each of which counts as a patient"] if unknown else []
     assert [text for text in found if text.startswith("patients unknown")] == notes
     num_mono = sum(row["leads"] == ["I"] for row in rows) / len(rows)
-    shares = {f"I ({100 * num_mono:.1f} % of crops)", f"all 12 ({100 - 100 * num_mono:.1f} % of crops)"}
+    shares = {f"I ({100 * num_mono:.1f}% of crops)", f"all 12 ({100 - 100 * num_mono:.1f}% of crops)"}
     assert {text for text in found if text.startswith("leads ")} <= {
         f"leads {', '.join(order)}" for order in permutations(shares)
     }
-    assert "recorded at 500 Hz (100.0 % of crops)" in found
+    assert "recorded at 500 Hz (100.0% of crops)" in found
     assert found[-2:] == ["recordings not used: 0", "used only in part: 0"]

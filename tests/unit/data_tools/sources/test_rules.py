@@ -132,7 +132,7 @@ def test_impossible_sampling_rates_are_never_accepted(rate: float) -> None:
 @pytest.mark.parametrize("rate", [100, 128, 240, 250, 257, 360, 400, 512, 1000, 2000])
 @pytest.mark.parametrize("share", [0.01, 0.1, 0.25, 0.4])
 def test_resampling_keeps_amplitude_and_phase(rate: int, share: float) -> None:
-    """Of sines up to 0.4 of the lower rate, within 1 %."""
+    """Of sines up to 0.4 of the lower rate, within 1%."""
     frequency = share * min(rate, 500)
     time = np.arange(20 * rate) / rate
     resampled = make_recording(np.sin(2 * np.pi * frequency * time + 0.7)[None], ["I"], rate)

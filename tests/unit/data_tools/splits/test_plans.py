@@ -152,7 +152,7 @@ def test_plans_are_added_without_changing_the_rest(ptbxl: tuple[Path, Path]) -> 
         "recordings": 1, "patients": 1, "crops": 1, "complete_crops": 1, "segments": 1,
     }  # fmt: skip
     other = write_patients(path.parent / "other.csv", {1: 1, 2: 2})
-    with pytest.raises(PlanError, match="plan 'pretrain' was made with another table of patients"):
+    with pytest.raises(PlanError, match="plan 'pretrain' was made with a patient table other than"):
         split_dataset(path, RandomPlan("mine"), 1, other)
 
 

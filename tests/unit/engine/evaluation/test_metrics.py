@@ -103,7 +103,7 @@ def test_mistakes() -> None:
         MultilabelMetrics([[0], [1]], [[0.1], [0.2], [0.3]])
     with pytest.raises(UserError, match="got 2 class names, but predictions for 1 classes"):
         MultilabelMetrics([[0], [1]], [[0.1], [0.2]], classes=["a", "b"])
-    with pytest.raises(UserError, match="class numbers from 0 to 1"):
+    with pytest.raises(UserError, match="class indices from 0 to 1"):
         MulticlassMetrics([0, 2], [[0.1, 0.9], [0.2, 0.8]])
     with pytest.raises(UserError, match="no samples to evaluate"):
         RegressionMetrics(np.zeros(0), np.zeros(0))

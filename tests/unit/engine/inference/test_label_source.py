@@ -64,5 +64,5 @@ def test_the_default_are_the_models_own_labels(tmp_path: Path) -> None:
     ptbxl = LabelDefinition(name="ptbxl-superdiagnostic", kind="multilabel", classes=("a",))
     labeler = choose_labeler(None, tmp_path / "ptbxl_database.csv", "multilabel", (), ptbxl)
     assert labeler.definition.classes == ("CD", "HYP", "MI", "NORM", "STTC")
-    with pytest.raises(UserError, match="the model's labels are 'rhythm': set their table with --label-table"):
+    with pytest.raises(UserError, match="the model's labels, 'rhythm', need a table: set --label-table"):
         choose_labeler(None, None, "multilabel", (), RHYTHMS)

@@ -82,7 +82,9 @@ def test_a_cached_model_is_loaded_when_the_hub_cannot_be_reached(
     engine.models.load("clinic/model")
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")  # where nothing listens
     engine.models.load("clinic/model")
-    with pytest.raises(UserError, match=r"^clinic/other: no such folder, and the Hugging Face Hub does not answer \(.*refused"):
+    with pytest.raises(
+        UserError, match=r"^clinic/other: no such folder, and the Hugging Face Hub cannot be reached \(.*refused"
+    ):
         engine.models.load("clinic/other")
 
 
@@ -90,7 +92,7 @@ def test_what_is_no_model_is_refused_in_one_line(server: HubServer, tmp_path: Pa
     put(server, tmp_path / "model")
     server.repositories["clinic/text"] = {"README.md": b"", "pytorch_model.bin": b"x"}
     for name, revision, message in (
-        ("clinic/absent", None, "neither a folder nor a model on the Hugging Face Hub that you may read"),
+        ("clinic/absent", None, "neither a folder nor a model on the Hugging Face Hub that you can read"),
         ("clinic/model", "v2", "has no revision 'v2'"),
         ("clinic/text", None, "has no config.json and no model.safetensors on the Hugging Face Hub"),
     ):

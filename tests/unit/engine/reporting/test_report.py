@@ -169,8 +169,8 @@ def test_identification(run: Run, work: Path, tmp_path: Path) -> None:
     assert (status, err) == (0, [])
     html = check_page(tmp_path / "out.html")
     rank_1 = json.loads((work / "patients" / "evaluation.json").read_text())["rows"][0]["overall"]["rank_1_accuracy"]["value"]
-    assert f"Rank curve: rank-1 {rank_1:.3f}" in html
-    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most confident and wrong: a probe"):
+    assert f"CMC curve: rank-1 {rank_1:.3f}" in html
+    for part in ("Histograms of similarities: mean", "Verification ROC curve; area", "Most confident wrong match: a probe"):
         assert part in html
 
 
@@ -181,7 +181,7 @@ def test_undefined_verification_metrics_are_left_out(run: Run, work: Path, tmp_p
     (tmp_path / "results.json").write_text(json.dumps(content))
     assert run(tmp_path / "results.json", "-o", tmp_path / "out.html")[0] == 0
     html = check_page(tmp_path / "out.html")
-    assert "true acceptance rate at 1 % false acceptance" in html
+    assert "true acceptance rate at 1% false acceptance" in html
     assert "equal error rate" not in html
 
 
