@@ -20,8 +20,8 @@ from engine.reporting.projection import PROJECTIONS
 _DESCRIPTION = """Writes a report of runs and evaluations as one HTML page without scripts.
 
 Runs: learning curves, throughput and configuration. Evaluations: scores by model, leads and class, curves, calibration,
-confusion matrix, similarities of gallery and probe, embeddings in two dimensions, and the ECGs with the most confident right
-and wrong predictions."""
+confusion matrix, similarities of gallery and probe, embeddings in two dimensions, and the ECGs with the most confident
+correct and incorrect predictions."""
 
 _EXAMPLE = "python engine/report.py runs/diagnosis evaluations/diagnosis -o report.html"
 

@@ -158,7 +158,7 @@ def write_hdf5(folder: Path) -> Corpus:
     with h5py.File(folder / "b.h5", "w") as file:
         file["other"] = np.zeros(3)
     (folder / "layout.yaml").write_text(LAYOUT.format(files="*.h5", signals="ecg/signal"))
-    reason = r"^another layout: no dataset 'ecg/signal'; there are 'other'$"
+    reason = r"^unexpected layout: no dataset 'ecg/signal'; there are 'other'$"
     return Corpus([folder / "layout.yaml"], signals, "b", reason)
 
 
@@ -168,7 +168,7 @@ def write_numpy(folder: Path) -> Corpus:
     np.savez_compressed(folder / "a.npz", ecg=2 * np.stack(list(signals.values())), ids=np.array(list(signals)))
     np.savez(folder / "b.npz", ecg=np.zeros((2, 3, 4)), ids=np.array(["x", "y"]))
     (folder / "layout.yaml").write_text(LAYOUT.format(files="*.npz", signals="ecg"))
-    return Corpus([folder / "layout.yaml"], signals, "b", r"^another layout: 'ecg' has 3 leads instead of 12$")
+    return Corpus([folder / "layout.yaml"], signals, "b", r"^unexpected layout: 'ecg' has 3 leads instead of 12$")
 
 
 def muse_xml(signal: Signal, *, units_per_bit: float = 2.0, prolog: str = "", patient: str = "P1") -> str:

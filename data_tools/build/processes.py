@@ -138,7 +138,7 @@ class ProcessPool:
         try:
             kind, value = worker.connection.recv()
         except (EOFError, OSError):
-            again.append(self._give_up(worker, "the process that read it ended"))
+            again.append(self._give_up(worker, "the reader process died"))
             return
         self._busy.remove(worker)
         self._idle.append(worker)

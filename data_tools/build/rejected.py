@@ -52,7 +52,7 @@ def rejected_tables(rows: Iterable[_Row]) -> Iterator[pa.Table]:
 def _repeated_names(files: Listing) -> Iterator[Note]:
     """Notes recordings that are in no chunk because an earlier one has the same name."""
     for number, original in files.repeats():
-        yield Note(number, f"duplicate record name: of {printable(files[original].location)}", True)
+        yield Note(number, f"duplicate record name: same as {printable(files[original].location)}", True)
 
 
 def _repeated_signals(files: Listing, plan: Plan) -> Iterator[Note]:

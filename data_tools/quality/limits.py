@@ -25,7 +25,7 @@ CATEGORIES: Final[dict[Measure, str]] = {
     "clipped": "clipped lead",
     "baseline": "baseline far from zero",
     "noise": "high-frequency noise",
-    "limb_error": "limb leads contradict",
+    "limb_error": "inconsistent limb leads",
 }
 
 

@@ -228,16 +228,16 @@ def check_signals(arrays: Arrays, layout: ArrayLayout, file_size: int) -> Array:
     signals = arrays.get(layout.signals)
     what = f"'{layout.signals}'" if layout.signals else "the array"
     if signals.dtype.kind not in "iuf":
-        raise RecordingError("another layout", f"{what} contains {signals.dtype} instead of numbers")
+        raise RecordingError("unexpected layout", f"{what} contains {signals.dtype} instead of numbers")
     if len(signals.shape) != len(layout.axes):
-        raise RecordingError("another layout", f"{what} has {len(signals.shape)} axes instead of {len(layout.axes)}")
+        raise RecordingError("unexpected layout", f"{what} has {len(signals.shape)} axes instead of {len(layout.axes)}")
     num_leads = signals.shape[layout.axes.index("lead")]
     if num_leads != len(layout.leads):
-        raise RecordingError("another layout", f"{what} has {num_leads} leads instead of {len(layout.leads)}")
+        raise RecordingError("unexpected layout", f"{what} has {num_leads} leads instead of {len(layout.leads)}")
     num_recordings = signals.shape[layout.axes.index("recording")] if "recording" in layout.axes else 1
     num_bytes = math.prod(signals.shape) * signals.dtype.itemsize
     if num_bytes > _MAX_COMPRESSION * file_size or num_recordings * _MIN_RECORDING_BYTES > file_size:
-        raise RecordingError("another layout", f"{what} has {num_bytes} bytes, too many for a file of {file_size}")
+        raise RecordingError("unexpected layout", f"{what} has {num_bytes} bytes, too many for a file of {file_size}")
     return signals
 
 
@@ -269,7 +269,7 @@ def check_length(name: str, array: Array, expected: int) -> None:
         RecordingError: it does not.
     """
     if math.prod(array.shape) != expected:
-        raise RecordingError("another layout", f"'{name}' has {math.prod(array.shape)} entries for {expected} recordings")
+        raise RecordingError("unexpected layout", f"'{name}' has {math.prod(array.shape)} entries for {expected} recordings")
 
 
 def _check_order(path: Path, table: Table, rows: IdTable, num_found: int) -> None:

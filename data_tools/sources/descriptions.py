@@ -74,7 +74,7 @@ def parse_comments(comments: Iterable[str]) -> Description:
         if _SNOMED.fullmatch(token):
             labels[token] = None
         elif token.lower() not in _UNKNOWN:
-            notes.append(f"nonsense Dx: '{token[:40]}'")
+            notes.append(f"invalid Dx: '{token[:40]}'")
     age = parse_age(fields.get("age"), notes)
     sex = parse_sex(fields.get("sex"), notes)
     return Description(age, sex, tuple(labels), fields.get("patient") or None, tuple(notes))
@@ -91,7 +91,7 @@ def parse_age(text: str | None, notes: list[str]) -> float | None:
         age = -1
     if 0 <= age <= _MAX_AGE:
         return age
-    notes.append(f"nonsense Age: '{text[:40]}'")
+    notes.append(f"invalid Age: '{text[:40]}'")
     return None
 
 
@@ -102,5 +102,5 @@ def parse_sex(text: str | None, notes: list[str]) -> str | None:
         return None
     sex = _SEXES.get(text)
     if sex is None:
-        notes.append(f"nonsense Sex: '{text[:40]}'")
+        notes.append(f"invalid Sex: '{text[:40]}'")
     return sex

@@ -59,17 +59,17 @@ class _Hdf5Arrays:
         node = self._file
         for part in name.strip("/").split("/"):
             if not isinstance(node, self._h5py.Group) or part not in node.keys():  # noqa: SIM118  (`in` follows links)
-                raise RecordingError("another layout", f"no dataset '{name}'; there are {self._names()}")
+                raise RecordingError("unexpected layout", f"no dataset '{name}'; there are {self._names()}")
             if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
-                raise RecordingError("another layout", f"'{name}' is a link")
+                raise RecordingError("unexpected layout", f"'{name}' is a link")
             node = node[part]
         if not isinstance(node, self._h5py.Dataset):
-            raise RecordingError("another layout", f"'{name}' is no dataset; there are {self._names()}")
+            raise RecordingError("unexpected layout", f"'{name}' is not a dataset; there are {self._names()}")
         if node.is_virtual or node.external:
-            raise RecordingError("another layout", f"'{name}' is stored in other files")
+            raise RecordingError("unexpected layout", f"'{name}' is stored in other files")
         chunk_bytes = int(np.prod(node.chunks or (0,), dtype=np.float64)) * node.dtype.itemsize
         if chunk_bytes > _MAX_CHUNK_BYTES:
-            raise RecordingError("another layout", f"'{name}' has chunks of {chunk_bytes} bytes, more than {_MAX_CHUNK_BYTES}")
+            raise RecordingError("unexpected layout", f"'{name}' has chunks of {chunk_bytes} bytes, more than {_MAX_CHUNK_BYTES}")
         array: Array = node
         return array
 
@@ -80,7 +80,7 @@ class _Hdf5Arrays:
         if self._h5py.check_string_dtype(array.dtype) is not None:
             array = array.asstr(errors="replace")
         elif array.dtype.kind not in "iu":
-            raise RecordingError("another layout", f"'{name}' contains {array.dtype} instead of names or integers")
+            raise RecordingError("unexpected layout", f"'{name}' contains {array.dtype} instead of names or integers")
         return [str(value) for value in np.ravel(array[()]).tolist()]
 
     def _names(self) -> str:

@@ -38,7 +38,7 @@ class MuseXml(FolderSource):
     def _read(self, file: RecordingFile) -> Recording:
         root = parse_xml(read_file(file.path, self._folders, _MAX_BYTES))
         if root.tag != "RestingECG":
-            raise RecordingError("another layout", f"the root element is '{root.tag[:40]}' instead of 'RestingECG'")
+            raise RecordingError("unexpected layout", f"the root element is '{root.tag[:40]}' instead of 'RestingECG'")
         waveform = _find_rhythm(root)
         leads = waveform.findall("LeadData")[:_MAX_LEADS]
         channels = [Channel(_text(lead, "LeadID"), _text(lead, "LeadAmplitudeUnits") or "MICROVOLTS") for lead in leads]
@@ -46,7 +46,7 @@ class MuseXml(FolderSource):
         signals = [_decode(leads[row], channels[row]) for row in rows.values()]
         lengths = {len(signal) for signal in signals}
         if len(lengths) > 1:
-            raise RecordingError("another layout", f"leads of {min(lengths)} and {max(lengths)} samples")
+            raise RecordingError("unexpected layout", f"leads of {min(lengths)} and {max(lengths)} samples")
         signal = np.stack(signals)
         patient = root.find("PatientDemographics")
         years = _text(patient, "AgeUnits").upper() in {"", "YEARS"}
@@ -84,7 +84,7 @@ def _find_rhythm(root: Any) -> Any:
         kinds.append(_text(waveform, "WaveformType"))
         if kinds[-1].lower() == _RHYTHM:
             return waveform
-    raise RecordingError("another layout", f"no waveform 'Rhythm'; there are {', '.join(kinds)[:80] or 'none'}")
+    raise RecordingError("unexpected layout", f"no waveform 'Rhythm'; there are {', '.join(kinds)[:80] or 'none'}")
 
 
 def _sampling_rate(waveform: Any) -> float:
@@ -93,7 +93,7 @@ def _sampling_rate(waveform: Any) -> float:
     try:
         return base * 10.0 ** int(exponent)
     except (ValueError, OverflowError):
-        raise RecordingError("another layout", f"SampleExponent '{exponent[:40]}'") from None
+        raise RecordingError("unexpected layout", f"SampleExponent '{exponent[:40]}'") from None
 
 
 def _decode(lead: Any, channel: Channel) -> NDArray[np.float32]:
@@ -102,13 +102,13 @@ def _decode(lead: Any, channel: Channel) -> NDArray[np.float32]:
         # Base64 is broken into lines.
         content = base64.b64decode("".join((lead.findtext("WaveFormData") or "").split()), validate=True)
     except (binascii.Error, ValueError):
-        raise RecordingError("another layout", f"WaveFormData of {channel.name} is not base64") from None
+        raise RecordingError("unexpected layout", f"WaveFormData of {channel.name} is not base64") from None
     if _text(lead, "LeadSampleSize") not in {"", "2"} or len(content) % 2:
-        raise RecordingError("another layout", f"samples of {channel.name} do not have 2 bytes")
+        raise RecordingError("unexpected layout", f"samples of {channel.name} do not have 2 bytes")
     digital = np.frombuffer(content, "<i2")
     announced = _text(lead, "LeadSampleCountTotal")
     if announced and announced != str(len(digital)):
-        raise RecordingError("another layout", f"{channel.name} has {len(digital)} of {announced[:40]} samples")
+        raise RecordingError("unexpected layout", f"{channel.name} has {len(digital)} of {announced[:40]} samples")
     scale = _number(lead, "LeadAmplitudeUnitsPerBit") / (units_per_millivolt(channel.unit) or 1)
     return (digital * scale).astype(np.float32)
 
@@ -124,5 +124,5 @@ def _number(element: Any, name: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value == 0:
-        raise RecordingError("another layout", f"{name} '{text[:40]}'")
+        raise RecordingError("unexpected layout", f"{name} '{text[:40]}'")
     return value

@@ -43,7 +43,7 @@ class _NumPyArrays:
         """See :class:`data_tools.sources.array_source.Arrays`."""
         if self._path.suffix != ".npz":
             if name:
-                raise RecordingError("another layout", f"an .npy file has no array '{name}'; leave its name out")
+                raise RecordingError("unexpected layout", f"an .npy file has no array '{name}'; leave its name out")
             array: NDArray[Any] = np.load(self._path, mmap_mode="r", allow_pickle=False)
             return array
         status = self._path.stat()
@@ -54,7 +54,7 @@ class _NumPyArrays:
         array = np.asarray(self.get(name))
         check_length(name, array, expected)
         if array.dtype.kind not in "iuU":
-            raise RecordingError("another layout", f"'{name}' contains {array.dtype} instead of names or integers")
+            raise RecordingError("unexpected layout", f"'{name}' contains {array.dtype} instead of names or integers")
         return [str(value) for value in array.ravel().tolist()]
 
 
@@ -65,9 +65,9 @@ def _load_member(path: Path, name: str, time: int, size: int) -> NDArray[Any]:  
         members = {member.filename: member.file_size for member in archive.infolist()}
     if f"{name}.npy" not in members:
         known = ", ".join(f"'{member.removesuffix('.npy')}'" for member in list(members)[:10])
-        raise RecordingError("another layout", f"no array '{name}'; there are {known or 'none'}")
+        raise RecordingError("unexpected layout", f"no array '{name}'; there are {known or 'none'}")
     if members[f"{name}.npy"] > _MAX_MEMBER_BYTES:
-        raise RecordingError("another layout", f"'{name}' has {members[f'{name}.npy']} bytes, more than {_MAX_MEMBER_BYTES}")
+        raise RecordingError("unexpected layout", f"'{name}' has {members[f'{name}.npy']} bytes, more than {_MAX_MEMBER_BYTES}")
     with np.load(path, allow_pickle=False) as arrays:
         array: NDArray[Any] = arrays[name]
     return array

@@ -49,7 +49,7 @@ class PtbXl(WfdbCorpus):
             return Description(problem=f"no patient: {self.table} names none for it")
         statements = parse_statements(row["scp_codes"])
         if statements is None:
-            notes.append(f"nonsense scp_codes: '{row['scp_codes'][:40]}'")
+            notes.append(f"invalid scp_codes: '{row['scp_codes'][:40]}'")
         return Description(
             age=None if parse_number(row["age"]) == _OLDEST else parse_age(row["age"], notes),
             sex=_SEXES.get(parse_number(row["sex"])),

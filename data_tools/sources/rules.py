@@ -144,7 +144,7 @@ def note_contradiction(recording: Recording) -> Recording:
     amplitude = float(np.sqrt(np.mean(limb.var(axis=1, dtype=np.float64))))
     if contradiction <= max(_MAX_CONTRADICTION, _MAX_RELATIVE_CONTRADICTION * amplitude):
         return recording
-    note = f"limb leads contradict: I + III differs from II by {contradiction:.3f} mV (root mean square)"
+    note = f"inconsistent limb leads: I + III differs from II by {contradiction:.3f} mV (root mean square)"
     return replace(recording, notes=(*recording.notes, note))
 
 

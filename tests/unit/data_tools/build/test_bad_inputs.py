@@ -80,7 +80,7 @@ def test_what_cannot_be_used_of_a_recording_is_noted(tmp_path: Path) -> None:
     summary = build(folder, tmp_path / "out")
     assert rejected(tmp_path / "out") == {
         "A": [("NaN: 1 of 3 crops", 2)],
-        "B": [("nonsense Dx: 'nonsense'", 1), ("nonsense Age: 'old'", 1)],
+        "B": [("invalid Dx: 'nonsense'", 1), ("invalid Age: 'old'", 1)],
         "C": [("unknown lead: 'VX'", 1)],
         "D": [("NaN", 0)],
         "E": [(f"duplicate signal: 1 crops as in {folder / 'B'}", 1)],
@@ -105,7 +105,7 @@ def test_of_equal_names_the_first_is_used(tmp_path: Path) -> None:
     found, _ = Dataset.open(tmp_path / "out").read_crop("georgia-R-0")
     np.testing.assert_array_equal(found, random_signal(1))
     first = tmp_path / "in" / "georgia" / "g1" / "R"
-    assert rejected(tmp_path / "out") == {"R": [(f"duplicate record name: of {first}", 0)] * 2}
+    assert rejected(tmp_path / "out") == {"R": [(f"duplicate record name: same as {first}", 0)] * 2}
 
 
 def test_a_wrong_number_of_workers_leaves_nothing(corpus: Path, tmp_path: Path) -> None:

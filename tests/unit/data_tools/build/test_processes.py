@@ -62,7 +62,7 @@ def pool() -> Iterator[ProcessPool]:
 
 def test_a_part_that_kills_its_process_twice_is_rejected(pool: ProcessPool) -> None:
     tasks = [Task((1, 2)), Task((3, None, 4, None)), Task((5,))]
-    reason = "the process that read it ended: twice (SIGKILL)"
+    reason = "the reader process died: twice (SIGKILL)"
     found = sorted(pool.map_unordered(run, tasks), key=lambda result: result[0])
     assert found == [(3, {}), (5, {}), (7, {1: reason, 3: reason})]
 

@@ -119,22 +119,22 @@ def write_file(path: Path, **datasets: object) -> None:
     [
         (lambda path: path.write_bytes(b"not HDF5"), "unreadable HDF5: "),
         (lambda path: path.write_bytes(path.read_bytes()[:3000]), "unreadable HDF5: "),
-        (lambda path: write_file(path, other=np.zeros(3)), "another layout: no dataset 'tracings'; there are 'other'"),
-        (lambda path: write_file(path, tracings=np.zeros((3, 12))), "another layout: 'tracings' has 2 axes instead of 3"),
-        (lambda path: write_file(path, tracings=np.zeros((3, 12, 9))), "another layout: 'tracings' has 9 leads instead of 12"),
-        (lambda path: write_file(path, tracings=np.zeros((3, 90, 12))), "another layout: no dataset 'exam_id'"),
+        (lambda path: write_file(path, other=np.zeros(3)), "unexpected layout: no dataset 'tracings'; there are 'other'"),
+        (lambda path: write_file(path, tracings=np.zeros((3, 12))), "unexpected layout: 'tracings' has 2 axes instead of 3"),
+        (lambda path: write_file(path, tracings=np.zeros((3, 12, 9))), "unexpected layout: 'tracings' has 9 leads instead of 12"),
+        (lambda path: write_file(path, tracings=np.zeros((3, 90, 12))), "unexpected layout: no dataset 'exam_id'"),
         (
             lambda path: write_file(path, tracings=np.ones((3, 9, 12)), exam_id=[1, 2]),
-            "another layout: 'exam_id' has 2 entries for 3 recordings",
+            "unexpected layout: 'exam_id' has 2 entries for 3 recordings",
         ),
         (
             lambda path: write_file(path, tracings=np.ones((3, 9, 12)), exam_id=[1.5, 2, 3]),
-            "another layout: 'exam_id' contains float64",
+            "unexpected layout: 'exam_id' contains float64",
         ),
-        (lambda path: write_file(path, **{"tracings/a": [1]}), "another layout: 'tracings' is no dataset"),
-        (lambda path: write_file(path, tracings=["text"]), "another layout: 'tracings' contains object"),
-        (lambda path: write_file(path, tracings=h5py.SoftLink("/other")), "another layout: 'tracings' is a link"),
-        (lambda path: write_file(path, tracings=h5py.ExternalLink("secret.h5", "/t")), "another layout: 'tracings' is a link"),
+        (lambda path: write_file(path, **{"tracings/a": [1]}), "unexpected layout: 'tracings' is not a dataset"),
+        (lambda path: write_file(path, tracings=["text"]), "unexpected layout: 'tracings' contains object"),
+        (lambda path: write_file(path, tracings=h5py.SoftLink("/other")), "unexpected layout: 'tracings' is a link"),
+        (lambda path: write_file(path, tracings=h5py.ExternalLink("secret.h5", "/t")), "unexpected layout: 'tracings' is a link"),
     ],
 )
 def test_hdf5_of_another_layout_rejects_that_file_only(tmp_path: Path, write: Callable[[Path], object], reason: str) -> None:
@@ -176,7 +176,7 @@ def test_hdf5_does_not_read_other_files(tmp_path: Path) -> None:
         file.create_dataset("tracings", secret.shape, secret.dtype, external=external)
     (corpus / "exams_part3.hdf5").symlink_to(tmp_path / "secret.h5")
     found = open_all("code15", corpus)
-    assert found["exams_part1"] == found["exams_part2"] == "another layout: 'tracings' is stored in other files"
+    assert found["exams_part1"] == found["exams_part2"] == "unexpected layout: 'tracings' is stored in other files"
     assert found["exams_part3"] == f"link out of the input folder: exams_part3.hdf5 -> {tmp_path / 'secret.h5'}"
 
 
@@ -194,7 +194,7 @@ def test_one_file_may_be_one_recording(tmp_path: Path) -> None:
     assert (recording.source, recording.sampling_rate) == ("mine", 250.0)
     assert recording.leads[:3] == ("II", "I", "V1")
     np.testing.assert_array_equal(recording.read(5, 4000)[:3], signal[:, 5:].astype(np.float32))
-    assert found["b"] == "another layout: the array has 2 leads instead of 3"
+    assert found["b"] == "unexpected layout: the array has 2 leads instead of 3"
     assert str(found["c"]).startswith("unreadable .npy: ")
     assert "Python objects" in str(found["d"])
 

@@ -84,15 +84,15 @@ def test_the_document_type_of_xml_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("RestingECG>", "Other>", "another layout: the root element is 'Other'"),
-        ("Rhythm", "Other", "another layout: no waveform 'Rhythm'; there are Median, Other"),
-        ("<SampleBase>500", "<SampleBase>many", "another layout: SampleBase 'many'"),
-        ("<SampleExponent>0", "<SampleExponent>999", "unusual sampling rate|another layout: SampleExponent '999'"),
-        ("<LeadSampleCountTotal>5000", "<LeadSampleCountTotal>5001", "another layout: I has 5000 of 5001 samples"),
-        ("<LeadSampleSize>2", "<LeadSampleSize>4", "another layout: samples of I do not have 2 bytes"),
-        ("UnitsPerBit>2.0<", "UnitsPerBit>0<", "another layout: LeadAmplitudeUnitsPerBit '0'"),
+        ("RestingECG>", "Other>", "unexpected layout: the root element is 'Other'"),
+        ("Rhythm", "Other", "unexpected layout: no waveform 'Rhythm'; there are Median, Other"),
+        ("<SampleBase>500", "<SampleBase>many", "unexpected layout: SampleBase 'many'"),
+        ("<SampleExponent>0", "<SampleExponent>999", "unusual sampling rate|unexpected layout: SampleExponent '999'"),
+        ("<LeadSampleCountTotal>5000", "<LeadSampleCountTotal>5001", "unexpected layout: I has 5000 of 5001 samples"),
+        ("<LeadSampleSize>2", "<LeadSampleSize>4", "unexpected layout: samples of I do not have 2 bytes"),
+        ("UnitsPerBit>2.0<", "UnitsPerBit>0<", "unexpected layout: LeadAmplitudeUnitsPerBit '0'"),
         ("MICROVOLTS", "POUNDS", "unknown unit: 'POUNDS'"),
-        ("<WaveFormData>", "<WaveFormData>!", "another layout: WaveFormData of I is not base64"),
+        ("<WaveFormData>", "<WaveFormData>!", "unexpected layout: WaveFormData of I is not base64"),
     ],
 )
 def test_xml_of_another_layout_is_rejected(tmp_path: Path, old: str, new: str, reason: str) -> None:
@@ -109,7 +109,7 @@ def test_leads_of_muse_have_one_length(tmp_path: Path) -> None:
     start = text.rindex("<WaveFormData>") + len("<WaveFormData>")
     text = text[:start] + shorter + text[text.index("</WaveFormData>", start) :]
     (tmp_path / "a.xml").write_text(text.replace("<LeadSampleCountTotal>5000</LeadSampleCountTotal>", ""))
-    with pytest.raises(RecordingError, match="another layout: leads of 2500 and 5000 samples"):
+    with pytest.raises(RecordingError, match="unexpected layout: leads of 2500 and 5000 samples"):
         open_only("muse_xml", tmp_path)
 
 

@@ -82,14 +82,14 @@ def test_stray_commas_and_repeated_codes_do_no_harm(text: str) -> None:
 def test_nonsense_codes_are_left_out_and_noted(text: str) -> None:
     found = parse_comments([f"Dx: 59118001,{text}"])
     assert found.labels == ("59118001",)
-    assert found.notes == (f"nonsense Dx: '{text}'",)
+    assert found.notes == (f"invalid Dx: '{text}'",)
 
 
 @pytest.mark.parametrize("text", ["-3", "300", "old", "inf"])
 def test_nonsense_ages_are_left_out_and_noted(text: str) -> None:
     found = parse_comments([f"Age: {text}"])
     assert found.age is None
-    assert found.notes == (f"nonsense Age: '{text}'",)
+    assert found.notes == (f"invalid Age: '{text}'",)
 
 
 @pytest.mark.parametrize("text", ["", "Unknown", "NaN"])

@@ -119,7 +119,7 @@ def test_contradicting_limb_leads_are_noted() -> None:
     swapped = signal.copy()
     swapped[[0, 1]] = swapped[[1, 0]]
     (note,) = note_contradiction(replace(make_recording(swapped), notes=())).notes
-    assert note.startswith("limb leads contradict: I + III differs from II by ")
+    assert note.startswith("inconsistent limb leads: I + III differs from II by ")
     assert note_contradiction(make_recording(swapped[:2], LEADS[:2])).notes == ()
 
 

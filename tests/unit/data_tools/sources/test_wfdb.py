@@ -146,7 +146,7 @@ def test_recordings_of_the_same_name_are_reported(tmp_path: Path) -> None:
     build_dataset(BuildOptions("wfdb", inputs, valid_fraction=0.0), tmp_path / "out", num_workers=1)
     (row,) = pq.read_table(tmp_path / "out" / "rejected.parquet").to_pylist()
     assert row["path"] == str(inputs[1] / "r")
-    assert row["reason"] == f"duplicate record name: of {inputs[0] / 'r'}"
+    assert row["reason"] == f"duplicate record name: same as {inputs[0] / 'r'}"
 
 
 def test_two_folders_may_have_recordings_of_the_same_name(tmp_path: Path) -> None:
