@@ -9,7 +9,7 @@
 #   make test-long                   runs the tests that take a minute or more each
 #   make test-cluster                runs pre-training on two hosts, network namespaces on this machine, under torchrun, SLURM and
 #                                    deepspeed --hostfile; needs root, skips what is not installed
-#   make test-faults [SEED=0] [CASES=200]  injects random faults, such as kills and damaged files; ten minutes
+#   make test-faults [SEED=0] [CASES=200] [JSON=FILE]  injects random faults, such as kills and damaged files; ten minutes
 #   make bench                       compares speed ratios of training step and loader with the recorded ones
 #   make docs                        builds the documentation into build/docs/index.html
 #   make messages                    lists every message that users can see, for proofreading
@@ -19,6 +19,7 @@ VENV ?= .venv
 DATA ?=
 SEED ?= 0
 CASES ?= 200
+JSON ?=
 
 .PHONY: help setup pretrain finetune test test-long test-cluster test-faults lint bench docs messages
 .DEFAULT_GOAL := help
@@ -84,7 +85,7 @@ test-cluster: $(INSTALLED)
 	python -m pytest -m cluster tests/cluster tests/integration/test_launcher.py --durations=0
 
 test-faults: $(INSTALLED)
-	python tests/faults.py --seed $(SEED) --cases $(CASES)
+	PYTHONPATH=benchmarks python tests/faults.py --seed $(SEED) --cases $(CASES) $(if $(JSON),--json $(JSON))
 
 lint: $(INSTALLED)
 	ruff check .

@@ -31,7 +31,21 @@ def _regression(result: Result) -> list[Table]:
     return [Table(caption, ["ratio", "best", "min", "max"], rows)]
 
 
-_TABLES = {**DATA_TABLES, **TRAINING_TABLES, "paper_tables": paper_tables, "check_regression": _regression}
+def _faults(result: Result) -> list[Table]:
+    counts = result["metrics"]
+    rows: list[list[object]] = [
+        [fault, tried, tried - counts["lost"].get(fault, 0), counts["lost"].get(fault, 0)]
+        for fault, tried in counts["tried"].items()
+    ]
+    rows.append(["all", counts["cases"], counts["cases"] - sum(counts["lost"].values()), sum(counts["lost"].values())])
+    caption = (
+        f"`make test-faults`, seed {result['config']['seed']}, {counts['seconds'] / 60:.0f} minutes. A fault is held if "
+        "nothing is lost: the work ends with the bytes or losses of undisturbed work, or refuses what it cannot use in one line."
+    )
+    return [Table(caption, ["fault", "tried", "held", "lost"], rows)]
+
+
+_TABLES = {**DATA_TABLES, **TRAINING_TABLES, "paper_tables": paper_tables, "check_regression": _regression, "faults": _faults}
 
 
 # The official code is not part of this repository, so no script measures this. Its step and ours alternated on the same two CPU

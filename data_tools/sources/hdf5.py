@@ -69,7 +69,9 @@ class _Hdf5Arrays:
             raise RecordingError("unexpected layout", f"'{name}' is stored in other files")
         chunk_bytes = int(np.prod(node.chunks or (0,), dtype=np.float64)) * node.dtype.itemsize
         if chunk_bytes > _MAX_CHUNK_BYTES:
-            raise RecordingError("unexpected layout", f"'{name}' has chunks of {chunk_bytes} bytes, more than {_MAX_CHUNK_BYTES}")
+            raise RecordingError(
+                "unexpected layout", f"'{name}' has chunks of {chunk_bytes} bytes, more than {_MAX_CHUNK_BYTES}"
+            )
         array: Array = node
         return array
 

@@ -121,7 +121,10 @@ def write_file(path: Path, **datasets: object) -> None:
         (lambda path: path.write_bytes(path.read_bytes()[:3000]), "unreadable HDF5: "),
         (lambda path: write_file(path, other=np.zeros(3)), "unexpected layout: no dataset 'tracings'; there are 'other'"),
         (lambda path: write_file(path, tracings=np.zeros((3, 12))), "unexpected layout: 'tracings' has 2 axes instead of 3"),
-        (lambda path: write_file(path, tracings=np.zeros((3, 12, 9))), "unexpected layout: 'tracings' has 9 leads instead of 12"),
+        (
+            lambda path: write_file(path, tracings=np.zeros((3, 12, 9))),
+            "unexpected layout: 'tracings' has 9 leads instead of 12",
+        ),
         (lambda path: write_file(path, tracings=np.zeros((3, 90, 12))), "unexpected layout: no dataset 'exam_id'"),
         (
             lambda path: write_file(path, tracings=np.ones((3, 9, 12)), exam_id=[1, 2]),
@@ -134,7 +137,10 @@ def write_file(path: Path, **datasets: object) -> None:
         (lambda path: write_file(path, **{"tracings/a": [1]}), "unexpected layout: 'tracings' is not a dataset"),
         (lambda path: write_file(path, tracings=["text"]), "unexpected layout: 'tracings' contains object"),
         (lambda path: write_file(path, tracings=h5py.SoftLink("/other")), "unexpected layout: 'tracings' is a link"),
-        (lambda path: write_file(path, tracings=h5py.ExternalLink("secret.h5", "/t")), "unexpected layout: 'tracings' is a link"),
+        (
+            lambda path: write_file(path, tracings=h5py.ExternalLink("secret.h5", "/t")),
+            "unexpected layout: 'tracings' is a link",
+        ),
     ],
 )
 def test_hdf5_of_another_layout_rejects_that_file_only(tmp_path: Path, write: Callable[[Path], object], reason: str) -> None:
