@@ -40,7 +40,7 @@ def _faults(result: Result) -> list[Table]:
     rows.append(["all", counts["cases"], counts["cases"] - sum(counts["lost"].values()), sum(counts["lost"].values())])
     caption = (
         f"`make test-faults`, seed {result['config']['seed']}, {counts['seconds'] / 60:.0f} minutes. A fault is held if "
-        "nothing is lost: the work ends with the bytes or losses of undisturbed work, or refuses what it cannot use in one line."
+        "nothing is lost: the work ends with the same bytes or losses as if undisturbed, or refuses what it cannot use."
     )
     return [Table(caption, ["fault", "tried", "held", "lost"], rows)]
 
