@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 on success, 1 if ``verify`` found problems, 2 for a user's mistake or a full disk, 130 if interrupted.
     """
+    # Arrow's default allocator reserves 1 GB of addresses at once, which leaves too few for the rest where `ulimit -v` or a job
+    # scheduler limits them.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     options = _make_parser().parse_args(arguments)
     handler: Handler = options.handler
     # Job schedulers stop a build with SIGTERM.

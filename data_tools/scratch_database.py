@@ -32,7 +32,7 @@ def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[
         num_rows: number of rows that are stored or grouped; each takes 10 bytes of memory.
 
     Raises:
-        OSError: the folder cannot be written to, or the disk is full.
+        OSError: the folder cannot be written to, the disk is full, or there is no more memory.
     """
     parent = folder or scratch_folder()
     config: dict[str, str | bool | int | float | list[str]] = {
@@ -47,9 +47,11 @@ def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[
         ):
             yield database
     except duckdb.OperationalError as error:
-        is_full = "max_temp_directory_size" in str(error)
-        number, reason = (errno.ENOSPC, os.strerror(errno.ENOSPC)) if is_full else (errno.EIO, one_line(error))
-        raise OSError(number, reason, str(parent)) from None
+        # An operation that exceeds memory_limit is different: that limit is for us to set.
+        known = {"max_temp_directory_size": errno.ENOSPC, "bad allocation": errno.ENOMEM, "Allocation failure": errno.ENOMEM}
+        number = next((number for text, number in known.items() if text in str(error)), None)
+        reason = one_line(error) if number is None else os.strerror(number)
+        raise OSError(number or errno.EIO, reason, str(parent)) from None
     except RuntimeError as error:
         if str(error) != "Query interrupted":
             raise

@@ -71,7 +71,9 @@ def test_info_counts_splits_sources_labels_and_rejects(tmp_path: Path, capsys: p
     assert "recordings not used: 1" in lines
     assert "missing .mat: 1" in lines
     keys = run(capsys, "info", tmp_path / "out", "--keys")[1].split()
-    assert sorted(keys) == sorted(f"{name}-{i}" for name in ("georgia-R0", "georgia-R1", "ningbo-R2") for i in range(3))
+    assert sorted(keys) == sorted(
+        f"{name}-{start}" for name in ("georgia-R0", "georgia-R1", "ningbo-R2") for start in (0, 5000, 10_000)
+    )
 
 
 def test_a_build_is_split_without_changing_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,6 +179,15 @@ def test_a_full_disk_for_scratch_files_is_one_line(
     status, _, err = run(capsys, command, dataset)
     assert status == 2
     assert err == f"ecg-data: {tmp_path}: the disk is full; free some space there, or set TMPDIR to another folder\n"
+
+
+@pytest.mark.parametrize("kilobytes", [1_500_000, 2_250_000])
+def test_a_build_where_addresses_are_limited(tmp_path: Path, kilobytes: int) -> None:
+    write_recording(tmp_path / "in", "R1", random_signal(1))
+    command = [sys.executable, "-m", "data_tools", "build", "physionet2021", str(tmp_path / "in"), str(tmp_path / "out")]
+    shell = ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh"]
+    result = subprocess.run([*shell, *command], check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
 
 
 def test_starting_loads_nothing_slow() -> None:

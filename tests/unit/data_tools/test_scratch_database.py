@@ -66,6 +66,11 @@ def test_a_full_disk_is_an_error_of_the_system(tmp_path: Path) -> None:
     assert error.value.filename == str(tmp_path)
 
 
+def test_a_lack_of_memory_is_an_error_of_the_system(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Cannot allocate memory"), scratch_database(tmp_path):
+        raise duckdb.OutOfMemoryException("Failed to allocate block of 8192 bytes (bad allocation)\n\nPossible solutions: ...")
+
+
 def test_a_folder_that_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"), scratch_database(tmp_path / "gone"):
         pass
