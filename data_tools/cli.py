@@ -3,11 +3,10 @@
 import argparse
 import errno
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
-from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser
+from data_tools.command_line import EXIT_INTERRUPTED, EXIT_USAGE, Parser, interruptible
 from data_tools.commands.checking import add_duplicates, add_report
 from data_tools.commands.creating import add_add, add_build, add_convert, add_download, add_synth
 from data_tools.commands.existing import add_info, add_plot, add_split, add_verify
@@ -26,10 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     options = _make_parser().parse_args(arguments)
     handler: Handler = options.handler
-    # Job schedulers stop a build with SIGTERM.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return handler(options)
+        with interruptible():
+            return handler(options)
     except (ValueError, RuntimeError) as error:
         _print_error(one_line(error))
         return EXIT_USAGE
@@ -47,8 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         _print_error(f"interrupted{again}")
         return EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _make_parser() -> argparse.ArgumentParser:

@@ -3,8 +3,10 @@
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from data_tools.remote.locations import parse_location
@@ -36,6 +38,34 @@ def dataset_location(text: str) -> str | Path:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Makes SIGTERM raise KeyboardInterrupt, as Ctrl-C does, because job schedulers stop a command with SIGTERM.
+
+    Extension modules whose import is interrupted raise other exceptions instead; after a signal, any exception is a
+    KeyboardInterrupt.
+    """
+    is_interrupted = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal is_interrupted
+        is_interrupted = True
+        signal.default_int_handler(number, frame)
+
+    # A shell's background jobs ignore Ctrl-C.
+    numbers = [signal.SIGTERM] + [signal.SIGINT] * (signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+    previous = {number: signal.signal(number, interrupt) for number in numbers}
+    try:
+        yield
+    except Exception as error:
+        if is_interrupted:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 def run_script(name: str, run: Callable[[], int], output: str | Path) -> int:
     """Runs a script that writes its output atomically, and prints its errors as one line.
 
@@ -47,10 +77,9 @@ def run_script(name: str, run: Callable[[], int], output: str | Path) -> int:
     Returns:
         The exit status: that of ``run``, 2 for an error, or 130 after Ctrl-C or SIGTERM.
     """
-    # Job schedulers stop a run with SIGTERM.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run()
+        with interruptible():
+            return run()
     except ValueError as error:
         message = one_line(error)
     except OSError as error:
@@ -58,7 +87,5 @@ def run_script(name: str, run: Callable[[], int], output: str | Path) -> int:
     except KeyboardInterrupt:
         sys.stderr.write(f"{name}: interrupted; no output was written\n")
         return EXIT_INTERRUPTED
-    finally:
-        signal.signal(signal.SIGTERM, previous)
     sys.stderr.write(f"{name}: {message}\n")
     return EXIT_USAGE
