@@ -35,6 +35,7 @@ from engine.training.trainer import TrainingStoppedError
 
 LOG_FILE: Final = "log.txt"
 _SIGNAL_SECONDS: Final = 1.0
+_LAUNCHER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Outcome(NamedTuple):
@@ -207,6 +208,8 @@ def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
     if "ranks" not in _worker:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning)
+        for name in _LAUNCHER_VARIABLES:  # they describe a rank that the parent is or was
+            os.environ.pop(name, None)
         _worker["ranks"] = init_distributed(torch.device(device))
     ranks: Ranks = _worker["ranks"]
     return ranks

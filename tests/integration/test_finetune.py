@@ -22,6 +22,13 @@ OVERRIDES = (
 )
 
 
+def test_a_run_that_is_refused_leaves_no_folder(simulated_dataset: Path, tmp_path: Path) -> None:
+    run = finetune(simulated_dataset, tmp_path / "run", f"init_from={tmp_path / 'absent'}").wait()
+    assert run.returncode == 2
+    assert f"init_from: {tmp_path / 'absent'} is not the folder of a model" in run.stderr
+    assert not (tmp_path / "run").exists()
+
+
 RECIPE = ("data.plan=null", "model.dropout=0.1", "ema_decay=0.5", "head_steps=2", "layer_decay=0.7")
 
 
@@ -32,7 +39,7 @@ def finetune(dataset: Path, out: Path, *overrides: str, task: str = "diagnosis",
 
 def test_ends_with_a_classifier(simulated_dataset: Path, tmp_path: Path) -> None:
     run = finetune(simulated_dataset, tmp_path / "run", "leads=2", ranks=2).succeed()
-    assert "auroc_macro" in run.stderr
+    assert "AUROC" in run.stderr
     assert all("auroc_macro" in row and "challenge_score" in row for row in run.rows("valid"))
     model = engine.models.load(tmp_path / "run" / "model")
     assert model.config.leads == ("I", "II")

@@ -19,7 +19,7 @@ METADATA: dict[str, object] = {
     "start": 5000,
     "age": 78.0,
     "sex": "male",
-    "labels": ["426177001", "67741000119109"],
+    "labels": ["426177001", "999000119109"],
     "leads": list(LEADS),
     "num_valid_samples": 5000,
     "sampling_rate": 500.0,
@@ -78,7 +78,7 @@ def test_header_names_recording_patient_and_labels(signal: NDArray[np.int16]) ->
         "georgia / E07500, from 10 s",
         "78 years",
         "sex male",
-        "sinus bradycardia, SNOMED 67741000119109",
+        "sinus bradycardia, SNOMED 999000119109",
         "25 mm/s",
         "10 mm/mV",
     ):

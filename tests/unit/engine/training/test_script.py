@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,12 +17,3 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(UserError, match="cannot be written to"):
             lock_run_folder(folder)
-
-
-def test_a_run_that_is_refused_leaves_no_folder(tmp_path: Path, simulated_dataset: Path) -> None:
-    command = [sys.executable, "-m", "engine.finetune", "--config", "configs/quickstart_finetune.yaml", "init_from=absent"]
-    arguments = [f"data.path={simulated_dataset}", f"output_dir={tmp_path / 'run'}"]
-    run = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
-    assert run.returncode == 2
-    assert "absent" in run.stderr
-    assert not (tmp_path / "run").exists()
