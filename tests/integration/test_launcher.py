@@ -61,6 +61,7 @@ def wait_for_end(run: Run, processes: dict[str, int]) -> None:
 CLUSTER = pytest.mark.cluster
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     ("victim", "number"),
     [
