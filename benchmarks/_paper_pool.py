@@ -208,7 +208,7 @@ def worker_ranks(device: Literal["cpu", "cuda"]) -> Ranks:
     if "ranks" not in _worker:
         logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning)
-        for name in _LAUNCHER_VARIABLES:  # they describe a rank that the parent is or was
+        for name in _LAUNCHER_VARIABLES:  # inherited if the parent process is or was a rank
             os.environ.pop(name, None)
         _worker["ranks"] = init_distributed(torch.device(device))
     ranks: Ranks = _worker["ranks"]

@@ -20,8 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 on success, 1 if ``verify`` found problems, 2 for a user's mistake or a full disk, 130 if interrupted.
     """
-    # Arrow's default allocator reserves 1 GB of addresses at once, which leaves too few for the rest where `ulimit -v` or a job
-    # scheduler limits them.
+    # Arrow's default allocator reserves 1 GB of address space at once, which may exhaust the limit of `ulimit -v` or of a job
+    # scheduler.
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     options = _make_parser().parse_args(arguments)
     handler: Handler = options.handler

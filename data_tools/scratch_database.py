@@ -47,7 +47,7 @@ def scratch_database(folder: Path | None = None, num_rows: int = 0) -> Iterator[
         ):
             yield database
     except duckdb.OperationalError as error:
-        # An operation that exceeds memory_limit is different: that limit is for us to set.
+        # Exceeding memory_limit is not a lack of memory but an error in this package, and keeps DuckDB's message.
         known = {"max_temp_directory_size": errno.ENOSPC, "bad allocation": errno.ENOMEM, "Allocation failure": errno.ENOMEM}
         number = next((number for text, number in known.items() if text in str(error)), None)
         reason = one_line(error) if number is None else os.strerror(number)

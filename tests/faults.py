@@ -50,7 +50,7 @@ class Counts:
         if file is not None and file.exists():
             content = json.loads(file.read_text(encoding="utf-8"))
             if content["config"] != {"seed": seed}:
-                raise ValueError(f"{file}: has seed {content['config']['seed']}: choose another file")
+                raise ValueError(f"{file}: contains cases of seed {content['config']['seed']}, not {seed}; choose another file")
             counts = content["metrics"]
             self.num_cases, self.seconds = counts["cases"], counts["seconds"]
             self.tried, self.lost = Counter(counts["tried"]), Counter(counts["lost"])

@@ -96,7 +96,9 @@ def add_info(commands: "argparse._SubParsersAction[Parser]") -> None:
         "ecg-data info datasets/two",
     )
     command.add_argument("dataset", metavar="DATASET", type=dataset_location, help="folder or URL of the dataset")
-    command.add_argument("--keys", action="store_true", help="list the keys of its crops instead, one per line")
+    command.add_argument(
+        "--keys", action="store_true", help="list the keys of the crops, one per line, instead of describing the dataset"
+    )
 
 
 def _info(options: argparse.Namespace) -> int:

@@ -182,7 +182,7 @@ def test_a_full_disk_for_scratch_files_is_one_line(
 
 
 @pytest.mark.parametrize("kilobytes", [1_500_000, 2_250_000])
-def test_a_build_where_addresses_are_limited(tmp_path: Path, kilobytes: int) -> None:
+def test_a_build_with_limited_address_space(tmp_path: Path, kilobytes: int) -> None:
     write_recording(tmp_path / "in", "R1", random_signal(1))
     command = [sys.executable, "-m", "data_tools", "build", "physionet2021", str(tmp_path / "in"), str(tmp_path / "out")]
     shell = ["sh", "-c", f'ulimit -v {kilobytes}; exec "$@"', "sh"]
