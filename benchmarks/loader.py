@@ -177,7 +177,7 @@ def make_candidates(datasets: dict[str, Dataset], arguments: argparse.Namespace,
     candidates += [make_reader(dataset, data_name("raw int16", name), arguments, stack) for name, dataset in datasets.items()]
     for data, augmentations in AUGMENTATIONS.items():
         candidates += make_loaders(tar, data, augmentations, arguments, stack)
-    for data in ("crop", "crop + RLM"):
+    for data in ("crop", "crop + RLM", "crop + RLM + physio4"):
         candidates += make_loaders(zarr, data_name(data, "zarr pcodec"), AUGMENTATIONS[data], arguments, stack)
     return candidates
 
