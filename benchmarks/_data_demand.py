@@ -42,9 +42,10 @@ def data_demand(results: Mapping[str, Result]) -> list[str]:
             rows.append([name, num_gpus, crops, megabytes, per_machine, per_machine * 8 / 1000, used, used / machines])
     caption = (
         f"For {CROPS_PER_GPU:,} crops/s per GPU, {GPUS_PER_MACHINE} GPUs per machine. A crop is {_TAR_BYTES:,} bytes in tar, "
-        f"and {_ZARR_SHARE} of them in zarr. CPU cores are those of `loader.py` ({measured[-1]['environment']['cpu']}, with a "
-        f"warm page cache), so reading from disk or network comes on top. Data that fit in the page cache are read once per "
-        f"machine and run; of larger data, every epoch reads all of them. Each machine reads its ranks' part of every batch."
+        f"and {_ZARR_SHARE} times that in zarr. The CPU cores follow from the rates that `loader.py` measured "
+        f"({measured[-1]['environment']['cpu']}, with a warm page cache), so they do not include reading from disk or network. "
+        f"A dataset that fits in the page cache is read once per machine and run, a larger one in every epoch. Each machine "
+        f"reads its ranks' part of every batch."
     )
     headers = ["data", "GPUs", "crops/s", "MB/s", "MB/s per machine", "Gb/s per machine", "CPU cores", "cores per machine"]
     return ["## Disk, network and CPU", Table(caption, headers, rows).markdown()]

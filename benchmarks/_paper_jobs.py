@@ -51,7 +51,7 @@ class Job(ABC):
         except FileNotFoundError:
             return None
         except ValueError:
-            raise UserError(f"{path}: not JSON: remove this folder to run it again") from None
+            raise UserError(f"{path}: not valid JSON; remove {self.folder} to run this job again") from None
         return found
 
     def run(self, ranks: Ranks) -> None:

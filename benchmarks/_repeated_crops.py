@@ -68,4 +68,4 @@ def _rotated(dataset: Path, num_crops: int) -> Iterator[np.ndarray[Any, np.dtype
                 yield rotated
         if not num_left:
             return
-    raise ValueError(f"{len(complete)} complete crops make fewer than {num_crops} different ones; use a smaller --size-gb")
+    raise ValueError(f"rotating {len(complete)} complete crops gives fewer than {num_crops} others; use a smaller --size-gb")

@@ -114,8 +114,8 @@ def _costs_introduction(result: Result) -> str:
     machine = result["environment"]
     device = ", ".join(machine["gpus"]) or f"{machine['cores']} cores, other programs' load {machine['load_at_start']:g}"
     return (
-        f"Measured by `cluster.py` with ranks on one machine ({device}), the slowest rank's seconds; more ranks than cores "
-        f"take turns. Predicted for machines of {RANKS_PER_MACHINE} ranks, with the assumption of each line."
+        f"Measured by `cluster.py` with ranks on one machine ({device}), in seconds of the slowest rank; ranks that "
+        f"outnumber the cores take turns. Predicted for machines of {RANKS_PER_MACHINE} ranks, with each line's assumption."
     )
 
 
@@ -184,8 +184,9 @@ def _prediction(cluster: Cluster, *, weak: bool) -> Table:
         rows.append([*row, f"{hours[1]:,.1f}", f"{PRICE.value * hours[1]:,.0f}"])
     stages = [f"ZeRO-{stage}, crops/s" for stage in sorted(cluster.traffic)]
     caption = (
-        f"GPU-hours and cost of {PAPER_EPOCHS} epochs of {PAPER_CROPS:,} crops of 10 s (half of that if the "
-        f"paper counts 5-s segments), at ZeRO-{1 if 1 in cluster.traffic else min(cluster.traffic)} without overlap."
+        f"GPU-hours and cost of {PAPER_EPOCHS} epochs of {PAPER_CROPS:,} crops of 10 s (the paper's "
+        f"{PAPER_CROPS:,} samples of 5 s take half of that), at ZeRO-{1 if 1 in cluster.traffic else min(cluster.traffic)} "
+        "without overlap."
     )
     return Table(caption, ["GPUs", "batch", *stages, "GPU-hours", f"cost, {PRICE.unit}"], rows)
 
@@ -194,7 +195,7 @@ def _cpu_check(scaling: Result) -> str:
     """Returns a table of predicted and measured step times of CPU ranks."""
     runs = {int(run["ranks"]): run for run in scaling["metrics"]["runs"]}
     if 1 not in runs or len(runs) < 2:
-        return "Needs one results file with one rank and several ranks."
+        return "No comparison: this needs a results file with runs of one rank and of several ranks."
     single = {stage["zero_stage"]: stage for stage in runs[1]["stages"]}
     rows: list[list[object]] = []
     for num_ranks, run in runs.items():

@@ -39,10 +39,10 @@ def _faults(result: Result) -> list[Table]:
     ]
     rows.append(["all", counts["cases"], counts["cases"] - sum(counts["lost"].values()), sum(counts["lost"].values())])
     caption = (
-        f"`make test-faults`, seed {result['config']['seed']}, {counts['seconds'] / 60:.0f} minutes. A fault is held if "
-        "nothing is lost: the work ends with the same bytes or losses as if undisturbed, or refuses what it cannot use."
+        f"`make test-faults`, seed {result['config']['seed']}, {counts['seconds'] / 60:.0f} minutes. A fault is survived if "
+        "nothing is lost: the work ends with the same bytes or losses as without it, or what cannot be used is refused."
     )
-    return [Table(caption, ["fault", "tried", "held", "lost"], rows)]
+    return [Table(caption, ["fault", "tried", "survived", "lost"], rows)]
 
 
 _TABLES = {**DATA_TABLES, **TRAINING_TABLES, "paper_tables": paper_tables, "check_regression": _regression, "faults": _faults}

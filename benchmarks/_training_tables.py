@@ -80,7 +80,9 @@ def _breakdown(step: Result) -> Table:
         f"{step['matmul_tflops']['median']:.3g} TFLOP/s, copy {step['copy_gb_per_second']['median']:.3g} GB/s."
     )
     if "loader_crops_per_second" in step:
-        caption += f" The loader on its own reaches {step['loader_crops_per_second']:,.0f} crops/s, in parallel with the step."
+        caption += (
+            f" The loader alone reaches {step['loader_crops_per_second']:,.0f} crops/s; in training both run in parallel."
+        )
     return Table(caption, BREAKDOWN_HEADERS, breakdown_rows(step))
 
 

@@ -10,7 +10,7 @@ comparable only between machines of the same kind, so a different CPU or GPU mod
 
     MFU                     FLOP/s of the training step relative to one large matmul; tolerance 10%
     relative to conversion  crops/s of the loader relative to what no loader can avoid: converting int16 to float32 mV, with
-                            NumPy in one thread; tolerance 25 % (a large memory copy is not a stable reference: its rate varies
+                            NumPy in one thread; tolerance 25% (a large memory copy is not a stable reference: its rate varies
                             between 41 and 72 GB/s on the same machine)
 """
 

@@ -172,7 +172,7 @@ def parse_arguments(words: list[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, default=5.0, help="minimum duration of the later epochs (default: %(default)s)")
     add("--batch-size", type=int, default=64, help="crops per batch (default: %(default)s)")
     add("--workers", type=int, default=2, help="worker processes or threads of each loader (default: %(default)s)")
-    add("--s3", metavar="URL", help="also read from below this URL, s3://bucket/prefix, which must be empty")
+    add("--s3", metavar="URL", help="also upload the data to this URL, s3://bucket/prefix (must be empty), and read from there")
     add(
         "--throttle", type=float, metavar="MB/S", help="with --s3: also through a relay at this rate; needs an http:// endpoint"
     )

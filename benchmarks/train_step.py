@@ -238,7 +238,8 @@ def _print_breakdown(result: dict[str, Any]) -> None:
     print(f"whole step: {passes}; MFU {result['mfu']:.1%}")
     if "loader_crops_per_second" in result:
         share = result["crops_per_second"]["median"] / result["loader_crops_per_second"]
-        print(f"loader, in parallel with the step: {result['loader_crops_per_second']:,.0f} crops/s; the step uses {share:.2%}")
+        rate = f"{result['loader_crops_per_second']:,.0f} crops/s"
+        print(f"loader alone: {rate}, of which the step uses {share:.2%} (in training both run in parallel)")
     elif result["parts"]:
         print("loader: not measured (set --dataset DIR)")
 

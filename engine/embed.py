@@ -22,8 +22,8 @@ _DESCRIPTION = """Computes embeddings of ECG recordings, one vector per 5-s segm
 
 OUT.npz contains embedding float32 [N, segments, width] (NaN for incomplete segments), num_segments [N] (complete
 segments), and key, source, recording, leads and labels [N] (text, comma-separated), sorted by key. Recordings may have
-any sampling rate and any of the 12 leads: they are cut into crops as `ecg-data build` does, and missing leads are set to
-zero. Recordings that cannot be read are listed; the others are written, and the exit status is 1."""
+any sampling rate from 50 to 20,000 Hz and any of the 12 leads: they are cut into crops as `ecg-data build` does, and
+missing leads are set to zero. Recordings that cannot be read are listed; the others are written, and the exit status is 1."""
 
 _EXAMPLE = "python engine/embed.py --model models/first --input recordings/clinic --output clinic.npz --leads I,II"
 

@@ -238,7 +238,7 @@ def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], p
     segments = predictions.segments
     levels = {level: predictions.metrics(level) for level in LEVELS}
     undefined = getattr(levels["recording"][0], "undefined", ())
-    note = f"left out of the means, because {segments.name} has no positives or no negatives: {', '.join(undefined)}"
+    note = f"left out of the means, because {segments.name} has no positives or no negatives of them: {', '.join(undefined)}"
     if undefined and note not in evaluation.notes:
         evaluation.notes.append(note)
     arrays = {

@@ -23,8 +23,9 @@ _DESCRIPTION = """Predicts the labels of ECG recordings with a fine-tuned model.
 
 The output has a row for each recording: source, recording, num_segments (5-s segments whose predictions were averaged),
 and for each class its probability and the decision at the threshold that fine-tuning chose on its validation split.
-Recordings may have any sampling rate and any of the model's leads: they are cut into crops as `ecg-data build` does, and
-missing leads are set to zero. Recordings that cannot be read are listed; the others are written, and the exit status is 1."""
+Recordings may have any sampling rate from 50 to 20,000 Hz and any of the model's leads: they are cut into crops as
+`ecg-data build` does, and missing leads are set to zero. Recordings that cannot be read are listed; the others are
+written, and the exit status is 1."""
 
 _EXAMPLE = "python engine/predict.py runs/diagnosis/model recordings/clinic -o predictions.parquet"
 
@@ -57,7 +58,8 @@ def _run(options: argparse.Namespace) -> int:
     leads = None if options.leads is None else parse_leads(options.leads)
     predictor = Predictor(model, leads, select_device(options.device), options.precision)
     if model.config.label_definition is None:
-        print_error("predict", f"the model has no label definition: {len(predictor.definition.classes)} independent labels")
+        number = len(predictor.definition.classes)
+        print_error("predict", f"the model has no label definition: its {number} labels are assumed to be independent")
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
         print_error("predict", f"the model has no thresholds: {DEFAULT_THRESHOLD} is used for every class")
     summary, status = apply_to_input("predict", partial(predict_input, predictor), options, "predicted")

@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=int,
         default=2,
         metavar="N",
-        help="number of ECGs to draw of correct predictions, and of wrong ones (default: 2)",
+        help="number of ECGs to draw for correct predictions, and for wrong ones (default: 2)",
     )
     options = parser.parse_args(arguments)
     if options.examples < 0:

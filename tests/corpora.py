@@ -158,7 +158,7 @@ def write_hdf5(folder: Path) -> Corpus:
     with h5py.File(folder / "b.h5", "w") as file:
         file["other"] = np.zeros(3)
     (folder / "layout.yaml").write_text(LAYOUT.format(files="*.h5", signals="ecg/signal"))
-    reason = r"^unexpected layout: no dataset 'ecg/signal'; there are 'other'$"
+    reason = r"^unexpected layout: no dataset 'ecg/signal'; available: 'other'$"
     return Corpus([folder / "layout.yaml"], signals, "b", reason)
 
 

@@ -2,8 +2,9 @@
 
     python tests/faults.py [--seed 0] [--cases 200] [--jobs 2] [--only N] [--json FILE]
 
-Seed and number decide the fault of a case; --only repeats a single case. A fault is held if nothing is lost: the work ends with
-the bytes or losses of undisturbed work, or refuses what it cannot use in one line, in time and without leaving processes.
+Seed and number decide the fault of a case; --only repeats a single case. A fault is survived if nothing is lost: the work
+ends with the bytes or losses of undisturbed work, or refuses what it cannot use in one line, in time and without leaving
+processes.
 With --json, counts are written to a file after every case, and cases that the file already counts are not repeated.
 """
 
@@ -69,15 +70,15 @@ class Counts:
 
     def lines(self) -> Iterator[str]:
         """Yields the lines of a table."""
-        yield f"{'fault':40} tried  held  lost"
+        yield f"{'fault':40} tried  survived  lost"
         for fault in (*FAULTS, "all"):
             num_tried, num_lost = (counts.total() if fault == "all" else counts[fault] for counts in (self.tried, self.lost))
-            yield f"{fault:40} {num_tried:5} {num_tried - num_lost:5} {num_lost:5}"
+            yield f"{fault:40} {num_tried:5} {num_tried - num_lost:9} {num_lost:5}"
         yield f"seed {self._seed}, {self.seconds:.0f} s"
 
 
 def main() -> int:
-    """Runs the cases; returns the exit status: 0 if all were held."""
+    """Runs the cases; returns the exit status: 0 if all were survived."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--cases", type=int, default=200)

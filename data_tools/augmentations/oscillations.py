@@ -34,7 +34,7 @@ def check_harmonics(name: str, num_harmonics: int, frequency_hz: float) -> None:
     highest = num_harmonics * frequency_hz
     if highest >= SAMPLING_RATE / 2:
         raise ValueError(
-            f"{name}={num_harmonics} multiples of {frequency_hz:g} Hz reach {highest:g} Hz, but at a sampling rate of "
+            f"{name}={num_harmonics}: multiples of {frequency_hz:g} Hz reach {highest:g} Hz, but at a sampling rate of "
             f"{SAMPLING_RATE} Hz they must stay below {SAMPLING_RATE // 2} Hz; use fewer, or a lower frequency"
         )
 

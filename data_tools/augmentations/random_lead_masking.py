@@ -27,7 +27,7 @@ class RandomLeadMasking(LeadScaling):
     def check_leads(self, leads: Sequence[int]) -> None:
         """Needs more than one lead."""
         if len(leads) == 1:
-            raise ValueError("two or more leads: a single one would be blank in half of the segments")
+            raise ValueError("two or more leads: a single one would be blank in many segments")
 
     def draw(self, segments: Segments) -> Floats:
         """Draws which leads are kept, [S, C, 1]."""

@@ -90,7 +90,7 @@ def add_recordings(
     with state.lock(staging):
         try:
             if Dataset.open(folder).fingerprint != dataset.fingerprint:
-                raise BuildError(f"{folder}: another command has changed this dataset meanwhile; run the command again")
+                raise BuildError(f"{folder}: another command changed this dataset in the meantime; run this command again")
             _remove_outdated(staging, dataset)
             known = KnownCrops(dataset, options.seed)
             files = Listing(staging / _LISTING_FILE, found, options.limit, known.key_prefixes())

@@ -154,7 +154,7 @@ class ProcessPool:
         if part not in attempt.deaths:
             attempt.deaths.add(part)
         elif part is None:
-            raise RuntimeError(f"a worker process ended twice ({how}), perhaps out of memory; use fewer workers")
+            raise RuntimeError(f"two worker processes died ({how}), perhaps out of memory; use fewer workers")
         else:
             attempt.task = attempt.task.reject(part, f"{problem}: twice ({how})")
         return attempt

@@ -67,7 +67,8 @@ def _known_signals(plan: Plan) -> Iterator[Note]:
 
 def _in_both_splits(plan: Plan) -> Iterator[Note]:
     for number, num_crops in plan.in_both_splits():
-        yield Note(number, f"patient in both splits: {num_crops} crops, of a patient who shares signals with each", True)
+        text = f"patient in both splits: {num_crops} crops of a patient who shares signals with patients of both"
+        yield Note(number, text, True)
 
 
 def _signals_elsewhere(plan: Plan, others: Sequence[str]) -> Iterator[Note]:

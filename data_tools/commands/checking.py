@@ -78,7 +78,7 @@ def add_report(commands: "argparse._SubParsersAction[Parser]") -> None:
         type=int,
         default=2,
         metavar="N",
-        help="number of ECGs to draw of used crops, and of each category of rejected ones (default: 2; a build keeps 3)",
+        help="number of ECGs to draw from used crops, and from each category of rejected ones (default: 2; a build keeps 3)",
     )
 
 

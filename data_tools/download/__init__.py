@@ -130,8 +130,8 @@ def _check_space(corpus: Corpus, files: PublishedList, num_files: int, folder: P
     if missing_bytes > free:
         about = "" if has_sizes else "about "
         raise DownloadError(
-            f"{folder}: {about}{missing_bytes / 1e9:.1f} GB are missing, but only {free / 1e9:.1f} GB are free; free some "
-            "space, or choose another folder"
+            f"{folder}: {about}{missing_bytes / 1e9:.1f} GB remain to be downloaded, but only {free / 1e9:.1f} GB are free; "
+            "free some space, or choose another folder"
         )
     return known if has_sizes else None
 

@@ -246,7 +246,7 @@ def _check_crop(crop: NDArray[np.int16], index: int, row: dict[str, Any] | None)
     if row is None:
         return None
     if row["offset"] != index:
-        return f"has number {index} in its shard, but {row['offset']} in {SAMPLES_FILE}"
+        return f"is number {index} in its shard, but {row['offset']} in {SAMPLES_FILE}"
     if hash_signal(crop).hex() != row["signal_hash"]:
         return "the signal has changed since it was written"
     num_valid = row["num_valid_samples"]

@@ -66,7 +66,7 @@ def _make_recording(file: RecordingFile, edf: Any) -> Recording:
     sampling_rate = signals[next(iter(rows.values()))].sampling_frequency
     for lead, row in list(rows.items()):
         if signals[row].sampling_frequency != sampling_rate:
-            notes.append(f"other sampling rate: {signals[row].sampling_frequency:g} Hz of lead {lead}")
+            notes.append(f"different sampling rate: lead {lead} at {signals[row].sampling_frequency:g} Hz")
             del rows[lead]
     chosen = [signals[row] for row in rows.values()]
     scales = [units_per_millivolt(signal.physical_dimension) or 1 for signal in chosen]

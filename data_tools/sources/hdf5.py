@@ -59,12 +59,12 @@ class _Hdf5Arrays:
         node = self._file
         for part in name.strip("/").split("/"):
             if not isinstance(node, self._h5py.Group) or part not in node.keys():  # noqa: SIM118  (`in` follows links)
-                raise RecordingError("unexpected layout", f"no dataset '{name}'; there are {self._names()}")
+                raise RecordingError("unexpected layout", f"no dataset '{name}'; available: {self._names()}")
             if not isinstance(node.get(part, getlink=True), self._h5py.HardLink):
                 raise RecordingError("unexpected layout", f"'{name}' is a link")
             node = node[part]
         if not isinstance(node, self._h5py.Dataset):
-            raise RecordingError("unexpected layout", f"'{name}' is not a dataset; there are {self._names()}")
+            raise RecordingError("unexpected layout", f"'{name}' is a group, not a dataset; available: {self._names()}")
         if node.is_virtual or node.external:
             raise RecordingError("unexpected layout", f"'{name}' is stored in other files")
         chunk_bytes = int(np.prod(node.chunks or (0,), dtype=np.float64)) * node.dtype.itemsize

@@ -84,7 +84,7 @@ def _find_rhythm(root: Any) -> Any:
         kinds.append(_text(waveform, "WaveformType"))
         if kinds[-1].lower() == _RHYTHM:
             return waveform
-    raise RecordingError("unexpected layout", f"no waveform 'Rhythm'; there are {', '.join(kinds)[:80] or 'none'}")
+    raise RecordingError("unexpected layout", f"no waveform 'Rhythm'; available: {', '.join(kinds)[:80] or 'none'}")
 
 
 def _sampling_rate(waveform: Any) -> float:
@@ -104,7 +104,7 @@ def _decode(lead: Any, channel: Channel) -> NDArray[np.float32]:
     except (binascii.Error, ValueError):
         raise RecordingError("unexpected layout", f"WaveFormData of {channel.name} is not base64") from None
     if _text(lead, "LeadSampleSize") not in {"", "2"} or len(content) % 2:
-        raise RecordingError("unexpected layout", f"samples of {channel.name} do not have 2 bytes")
+        raise RecordingError("unexpected layout", f"the samples of {channel.name} are not 2 bytes each")
     digital = np.frombuffer(content, "<i2")
     announced = _text(lead, "LeadSampleCountTotal")
     if announced and announced != str(len(digital)):

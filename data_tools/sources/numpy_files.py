@@ -65,7 +65,7 @@ def _load_member(path: Path, name: str, time: int, size: int) -> NDArray[Any]:  
         members = {member.filename: member.file_size for member in archive.infolist()}
     if f"{name}.npy" not in members:
         known = ", ".join(f"'{member.removesuffix('.npy')}'" for member in list(members)[:10])
-        raise RecordingError("unexpected layout", f"no array '{name}'; there are {known or 'none'}")
+        raise RecordingError("unexpected layout", f"no array '{name}'; available: {known or 'none'}")
     if members[f"{name}.npy"] > _MAX_MEMBER_BYTES:
         raise RecordingError("unexpected layout", f"'{name}' has {members[f'{name}.npy']} bytes, more than {_MAX_MEMBER_BYTES}")
     with np.load(path, allow_pickle=False) as arrays:

@@ -119,7 +119,7 @@ def parse_header(text: str) -> WfdbHeader:
     if len(fields) < 2:
         raise RecordingError("unreadable header", "no record line" if lines else "empty")
     if "/" in fields[0]:
-        raise RecordingError("unreadable header", "recordings of several segments are not supported")
+        raise RecordingError("unreadable header", "multi-segment records are not supported here")
     try:
         num_signals = int(fields[1])
         # "500/250(0)": the counter frequency and its base follow the sampling rate.

@@ -65,12 +65,13 @@ def parse_segments(text: str) -> SegmentedHeader | None:
         sampling_rate = float(fields[2].partition("/")[0]) if len(fields) > 2 else DEFAULT_SAMPLING_RATE
         segments = tuple((name, int(length)) for name, length in (line.split() for line in lines[1:]))
     except ValueError:
-        raise RecordingError("unreadable header", "of several segments") from None
+        raise RecordingError("unreadable header", "invalid record line or segment line of a multi-segment record") from None
     if len(segments) != num_segments or not 1 <= num_segments <= _MAX_SEGMENTS:
         raise RecordingError("unreadable header", f"{num_segments} segments announced, {len(segments)} described")
     # Segments are read from the folder of the header only.
-    if any(Path(name).name != name or "\0" in name or not 0 <= length <= MAX_SAMPLES for name, length in segments):
-        raise RecordingError("unreadable header", "a segment's name or length")
+    for name, length in segments:
+        if Path(name).name != name or "\0" in name or not 0 <= length <= MAX_SAMPLES:
+            raise RecordingError("unreadable header", f"invalid segment line '{name[:80]} {length}'")
     if not (math.isfinite(sampling_rate) and sampling_rate > 0):
         raise RecordingError("unreadable header", f"sampling rate {sampling_rate}")
     return SegmentedHeader(sampling_rate, segments, tuple(comments))
@@ -151,7 +152,8 @@ def open_segments(
 def _read_segment(path: Path, name: str, header: SegmentedHeader, folders: InputFolders) -> WfdbHeader:
     segment = read_header(path.with_name(name), folders)
     if segment.sampling_rate != header.sampling_rate:
-        raise RecordingError("unreadable header", f"segment {name} has {segment.sampling_rate:g} Hz")
+        rates = f"{segment.sampling_rate:g} Hz, but the record has {header.sampling_rate:g} Hz"
+        raise RecordingError("unreadable header", f"segment {name} has a sampling rate of {rates}")
     return segment
 
 

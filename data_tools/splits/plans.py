@@ -276,7 +276,7 @@ def _cut(
     ((num_persons,),) = database.execute("SELECT count(*) FROM hashes").fetchall()
     num_parts = len(fractions)
     if num_persons < num_parts:
-        raise PlanError(f"{purpose} needs {num_parts} or more {whose} for {', '.join(fractions)}, but there are {num_persons}")
+        raise PlanError(f"{purpose}: at least {num_parts} {whose} are needed for {', '.join(fractions)}, found {num_persons}")
     expression = "CASE"
     for number, (name, share) in enumerate(zip(fractions, itertools.accumulate(fractions.values()), strict=True), start=1):
         # No part is empty.
@@ -309,6 +309,6 @@ def _draw_pairs(database: duckdb.DuckDBPyConnection, dataset: Dataset, seed: int
     if not num_rows:
         sources = " or ".join(IDENTIFICATION_SOURCES)
         raise PlanError(
-            f"{dataset.location}: no patient of {sources} has two sessions, as the test of identification needs; if the "
+            f"{dataset.location}: no patient of {sources} has two sessions, which the identification test requires; if the "
             "recordings do not name their patients, set --patients ptbxl_database.csv"
         )

@@ -54,7 +54,9 @@ def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients
         origin = hash_file(patients)
         for name, info in kept.items():
             if info.patients not in {None, origin}:
-                raise PlanError(f"{folder}: plan '{name}' was made with a patient table other than {patients}; use that table")
+                raise PlanError(
+                    f"{folder}: plan '{name}' was made with another patient table than {patients}; use one table for all plans"
+                )
     with open_cohort(dataset, known) as database:
         columns = plan.make(database, dataset, seed)
         temporary = _write_table(database, dataset, columns, kept, has_patients=origin is not None)

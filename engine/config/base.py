@@ -105,7 +105,7 @@ class TrainOptions(Options):
     def _check_micro_batch_size(cls, value: object) -> object:
         if value is None or value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
             return value
-        raise ValueError(f"expected a positive number, 'auto' or null, got {value!r}")
+        raise ValueError(f"expected a positive integer, 'auto' or null, got {value!r}")
 
     @model_validator(mode="after")
     def _check_length(self) -> Self:

@@ -83,7 +83,7 @@ class SegmentSet:
         chosen = values[self.crop, self.half]
         rows = np.flatnonzero(~np.isnan(chosen).all(1))
         if not len(rows):
-            raise UserError(f"{self.name}: no crop has one of the leads {', '.join(model.leads)}")
+            raise UserError(f"{self.name}: no crop has any of the leads {', '.join(model.leads)}")
         return self.take(rows), chosen[rows]
 
     def take(self, rows: NDArray[np.int64]) -> "SegmentSet":

@@ -49,7 +49,7 @@ def import_fairseq(
     check_new_folder(folder)
     content = read_torch_file(checkpoint)
     if not isinstance(content, Mapping) or not isinstance(content.get("model"), Mapping) or content.get("cfg") is None:
-        raise UserError(f"{checkpoint}: not a checkpoint of fairseq-signals, which contains 'cfg' and 'model'")
+        raise UserError(f"{checkpoint}: not a checkpoint of fairseq-signals: 'cfg' or 'model' is missing")
     weights = plain_tensors(f"{checkpoint}: model", content["model"])
     model = read_cfg(str(checkpoint), content["cfg"])
     notes = [f"ignored: {key} (not part of the model)" for key in content if key not in {"cfg", "model"}]
@@ -125,7 +125,10 @@ def _lead_names(checkpoint: Path, model: OfficialModel, leads: Sequence[str] | N
 def _label_names(checkpoint: Path, model: OfficialModel, weights: Mapping[str, Tensor], labels: Path | None) -> tuple[str, ...]:
     number = model.num_labels or (weights["proj.bias"].numel() if "proj.bias" in weights else 0)
     if number < 1:
-        raise UserError(f"{checkpoint}: cfg.model.num_labels is {model.num_labels}, and proj.bias is missing")
+        raise UserError(
+            f"{checkpoint}: the number of labels is unknown: cfg.model.num_labels is {model.num_labels}, and the weights have "
+            "no proj.bias; get another copy of the checkpoint"
+        )
     if labels is None:
         return tuple(f"label_{i}" for i in range(number))
     try:

@@ -107,7 +107,9 @@ def upload(folder: Path, repository: str, *, private: bool) -> str:
             repo_id=repository, folder_path=folder, allow_patterns=list(MAX_BYTES), commit_message="Upload an ECG model"
         )
     except (OSError, ValueError, errors.HTTPError, errors.XetDownloadError) as error:
-        raise UserError(f"{repository}: cannot be uploaded ({first_line(error)}); log in with `hf auth login`?") from None
+        raise UserError(
+            f"{repository}: cannot be uploaded ({first_line(error)}); check that you are logged in (`hf auth login`)"
+        ) from None
     return str(address)
 
 

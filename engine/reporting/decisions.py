@@ -31,5 +31,5 @@ def confusion_block(outputs: Outputs) -> Block:
         rows.append((names[shown[number]], f"{totals[number]:,}", *cells))
     if not rows:
         return Text("No recording has a class, so there is no confusion matrix.")
-    caption = "Recordings by true class (rows) and predicted class (columns), with shares of the row"
+    caption = "Recordings by true class (rows) and predicted class (columns), with percentages of each row"
     return Table(caption, ("true", "recordings", *(names[place] for place in shown)), rows)

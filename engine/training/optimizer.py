@@ -55,7 +55,7 @@ def split_parameters(names: list[str], options: OptimizerOptions) -> list[tuple[
         matching = [name for name in rest if fnmatchcase(name, group.match)]
         if not matching:
             raise UserError(
-                f"optimizer.groups: '{group.match}' matches no parameter that is not in an earlier group; parameter names "
+                f"optimizer.groups: '{group.match}' matches no parameters, or only those of earlier groups; parameter names "
                 f"look like {names[0]} and {names[-1]}"
             )
         weight_decay = options.weight_decay if group.weight_decay is None else group.weight_decay

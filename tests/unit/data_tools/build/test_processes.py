@@ -86,9 +86,7 @@ def test_a_worker_does_not_import_what_only_its_parent_needs() -> None:
 
 
 def test_a_task_without_parts_that_dies_twice_is_an_error(pool: ProcessPool) -> None:
-    with pytest.raises(
-        RuntimeError, match=r"a worker process ended twice \(SIGTERM\), perhaps out of memory; use fewer workers"
-    ):
+    with pytest.raises(RuntimeError, match=r"two worker processes died \(SIGTERM\), perhaps out of memory; use fewer workers"):
         list(pool.map_unordered(die, [0]))
 
 

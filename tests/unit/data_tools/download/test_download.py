@@ -185,7 +185,7 @@ def test_a_list_that_is_none(server: CorpusServer, tmp_path: Path, text: bytes) 
 
 def test_too_little_space(server: CorpusServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(CORPORA, "huge", Corpus("physionet", "https://physionet.org/files/huge/1.0", 10**9))
-    with pytest.raises(DownloadError, match=r"about 1000000000.0 GB are missing, but only .* GB are free"):
+    with pytest.raises(DownloadError, match=r"about 1000000000.0 GB remain to be downloaded, but only .* GB are free"):
         download_corpus("huge", tmp_path, options(server))
     assert not (tmp_path / MAT).exists()
 
@@ -201,7 +201,7 @@ def test_a_partly_downloaded_file_needs_space_only_for_its_rest(
     if is_enough:
         assert download_corpus("code15", tmp_path, options(server)).num_new == 1
     else:
-        with pytest.raises(DownloadError, match="GB are missing, but only"):
+        with pytest.raises(DownloadError, match="GB remain to be downloaded, but only"):
             download_corpus("code15", tmp_path, options(server))
 
 

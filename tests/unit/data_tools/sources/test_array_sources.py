@@ -119,7 +119,7 @@ def write_file(path: Path, **datasets: object) -> None:
     [
         (lambda path: path.write_bytes(b"not HDF5"), "unreadable HDF5: "),
         (lambda path: path.write_bytes(path.read_bytes()[:3000]), "unreadable HDF5: "),
-        (lambda path: write_file(path, other=np.zeros(3)), "unexpected layout: no dataset 'tracings'; there are 'other'"),
+        (lambda path: write_file(path, other=np.zeros(3)), "unexpected layout: no dataset 'tracings'; available: 'other'"),
         (lambda path: write_file(path, tracings=np.zeros((3, 12))), "unexpected layout: 'tracings' has 2 axes instead of 3"),
         (
             lambda path: write_file(path, tracings=np.zeros((3, 12, 9))),
@@ -134,7 +134,7 @@ def write_file(path: Path, **datasets: object) -> None:
             lambda path: write_file(path, tracings=np.ones((3, 9, 12)), exam_id=[1.5, 2, 3]),
             "unexpected layout: 'exam_id' contains float64",
         ),
-        (lambda path: write_file(path, **{"tracings/a": [1]}), "unexpected layout: 'tracings' is not a dataset"),
+        (lambda path: write_file(path, **{"tracings/a": [1]}), "unexpected layout: 'tracings' is a group, not a dataset"),
         (lambda path: write_file(path, tracings=["text"]), "unexpected layout: 'tracings' contains object"),
         (lambda path: write_file(path, tracings=h5py.SoftLink("/other")), "unexpected layout: 'tracings' is a link"),
         (

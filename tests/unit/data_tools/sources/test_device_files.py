@@ -85,11 +85,11 @@ def test_the_document_type_of_xml_is_not_read(tmp_path: Path) -> None:
     ("old", "new", "reason"),
     [
         ("RestingECG>", "Other>", "unexpected layout: the root element is 'Other'"),
-        ("Rhythm", "Other", "unexpected layout: no waveform 'Rhythm'; there are Median, Other"),
+        ("Rhythm", "Other", "unexpected layout: no waveform 'Rhythm'; available: Median, Other"),
         ("<SampleBase>500", "<SampleBase>many", "unexpected layout: SampleBase 'many'"),
         ("<SampleExponent>0", "<SampleExponent>999", "unusual sampling rate|unexpected layout: SampleExponent '999'"),
         ("<LeadSampleCountTotal>5000", "<LeadSampleCountTotal>5001", "unexpected layout: I has 5000 of 5001 samples"),
-        ("<LeadSampleSize>2", "<LeadSampleSize>4", "unexpected layout: samples of I do not have 2 bytes"),
+        ("<LeadSampleSize>2", "<LeadSampleSize>4", "unexpected layout: the samples of I are not 2 bytes each"),
         ("UnitsPerBit>2.0<", "UnitsPerBit>0<", "unexpected layout: LeadAmplitudeUnitsPerBit '0'"),
         ("MICROVOLTS", "POUNDS", "unknown unit: 'POUNDS'"),
         ("<WaveFormData>", "<WaveFormData>!", "unexpected layout: WaveFormData of I is not base64"),
@@ -203,7 +203,7 @@ def test_edf_leads_are_told_by_name_unit_and_rate(tmp_path: Path) -> None:
     assert recording.notes[:3] == (
         "unknown lead: 'SpO2'",
         "unknown unit: 'degC' of lead V2",
-        "other sampling rate: 250 Hz of lead V1",
+        "different sampling rate: lead V1 at 250 Hz",
     )
     assert (recording.patient, recording.age, recording.sex) == ("E1", 49.0, "female")
     signal = recording.read(0, 5000)

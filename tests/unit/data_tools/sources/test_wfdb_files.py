@@ -128,7 +128,7 @@ def test_the_length_may_be_left_to_the_file(tmp_path: Path) -> None:
         ("r 1 0 1000\n" + HEADER, "unreadable header: record line"),
         ("r 1 nan 1000\n" + HEADER, "unreadable header: record line"),
         ("r 1 500 -5\n" + HEADER, "unreadable header: record line"),
-        ("r/3 1 500 1000", "unreadable header: recordings of several segments"),
+        ("r/3 1 500 1000", "unreadable header: multi-segment records are not supported here"),
         ("r 2 500 1000\nr.mat 16 200", "unreadable header: 2 signals announced, 1 described"),
         ("r 0 500 1000", "unreadable header: 0 signals announced"),
         ("r 1 500 1000\nr.mat 16 200\nr.mat 16 200", "unreadable header: 1 signals announced, 2 described"),
