@@ -199,7 +199,7 @@ def _add(options: argparse.Namespace) -> int:
     if summary.num_crops and summary.plans:
         print_line(
             f"{options.dataset}: the new crops are in no split of the plans {', '.join(summary.plans)} until `ecg-data split`"
-            " makes them again, which may move patients to other splits"
+            " makes them again (`ecg-data info` prints the commands), which may move patients to other splits"
         )
     return 0
 

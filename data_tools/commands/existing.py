@@ -44,6 +44,7 @@ def add_split(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument(
         "--hold-out", metavar="SPLITS", help="random, column: splits that pre-training must not use, such as test"
     )
+    command.add_argument("--replace", action="store_true", help="replace a plan of the same name made with other options")
 
 
 def _split(options: argparse.Namespace) -> int:

@@ -37,7 +37,9 @@ def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Name
     from data_tools.shards.plans import plans_info
     from data_tools.splits.writing import split_dataset
 
-    plans = plans_info(split_dataset(dataset, plan, options.seed, options.patients)).plans
+    plans = plans_info(
+        split_dataset(dataset, plan, options.seed, options.patients, replace=getattr(options, "replace", False))
+    ).plans
     for name in plan.names():
         counts = ", ".join(
             f"{split} {counts.crops} crops of {counts.patients} patients" for split, counts in plans[name].counts.items()

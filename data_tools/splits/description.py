@@ -6,6 +6,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.info import align
 from data_tools.shards.manifest import SplitCounts
 from data_tools.shards.plans import plans_info
+from data_tools.splits.parsing import format_options
 from data_tools.splits.plans import PaperPlan
 
 _ALL = "all"
@@ -69,6 +70,8 @@ def describe_plans(dataset: Dataset) -> Iterator[str]:
     ]
     yield ""
     yield from align(["plan", "split", "recordings", "patients", "crops", "segments", "in the paper" if expected else ""], rows)
+    made = {format_options(name, plan): None for name, plan in plans.items()}
+    yield from (f"made by: ecg-data split {dataset.location} {options}" for options in made)
     for name, plan in plans.items():
         if plan.held_out:
             yield f"held out from pre-training: {', '.join(plan.held_out)} of {name}"

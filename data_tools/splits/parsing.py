@@ -1,10 +1,12 @@
-"""Plans from the options of a command line."""
+"""Plans from the options of a command line, and these options from plans."""
 
 import re
+import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from data_tools.shards.manifest import PlanInfo
 from data_tools.splits.cohort import PlanError
 from data_tools.splits.plans import ColumnPlan, KFoldPlan, PaperPlan, PlanOptions, RandomPlan
 
@@ -44,6 +46,27 @@ def parse_plan(kind: str, given: Mapping[str, Any]) -> PlanOptions:
         "column": _column,
     }
     return make[kind](given)
+
+
+def format_options(name: str, plan: PlanInfo) -> str:
+    """Returns the options of ``ecg-data split`` that make a plan, as text."""
+    given: dict[str, Any] = {"plan": plan.kind}
+    if plan.kind not in {name, PaperPlan.kind}:
+        given["name"] = name
+    options = dict(plan.options)
+    if "fractions" in options:
+        given["fractions"] = [f"{fraction:g}" for fraction in options["fractions"]]
+    given |= {key: options[key] for key in ("table", "column") if key in options} | options.get("values", {})
+    if "num_folds" in options:
+        given["folds"] = options["num_folds"]
+    if plan.held_out and plan.kind != PaperPlan.kind:
+        given["hold_out"] = plan.held_out
+    if plan.patients is not None:
+        given["patients"] = "FILE"
+    if plan.kind != ColumnPlan.kind:
+        given["seed"] = plan.seed
+    texts = {key: ",".join(value) if isinstance(value, list | tuple) else str(value) for key, value in given.items()}
+    return " ".join(f"{_flag(key)} {shlex.quote(text)}" for key, text in texts.items())
 
 
 def _flag(name: str) -> str:

@@ -15,6 +15,7 @@ from data_tools.shards.manifest import PlanInfo, PlansInfo, SplitCounts, write_m
 from data_tools.shards.plans import PATIENT_COLUMN, SEGMENT_SUFFIX, plans_info
 from data_tools.shards.tables import read_schema, write_groups
 from data_tools.splits.cohort import PlanError, open_cohort, read_patients
+from data_tools.splits.parsing import format_options
 from data_tools.splits.plans import Column, PlanOptions
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]*")
@@ -27,14 +28,19 @@ _COUNT = """
 """
 
 
-def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None) -> Dataset:
-    """Makes a plan and adds it to a dataset, replacing plans of the same names; the shards do not change.
+def split_dataset(
+    folder: str | Path, plan: PlanOptions, seed: int = 0, patients: Path | None = None, *, replace: bool = False
+) -> Dataset:
+    """Makes a plan and adds it to a dataset; the shards do not change.
+
+    A plan of the same name is made again if it has the same options, as after an addition to the dataset.
 
     Args:
         folder: folder or URL of the dataset.
         plan: the plan.
         seed: seed of the random choices.
         patients: ptbxl_database.csv, which names the patients of PTB-XL's recordings; later plans use the same names.
+        replace: whether to replace plans of the same name that were made with other options.
 
     Returns:
         The dataset with the plan.
@@ -59,19 +65,32 @@ def split_dataset(folder: str | Path, plan: PlanOptions, seed: int = 0, patients
                 )
     with open_cohort(dataset, known) as database:
         columns = plan.make(database, dataset, seed)
-        temporary = _write_table(database, dataset, columns, kept, has_patients=origin is not None)
         new = {
             column.name: PlanInfo(
                 kind=plan.kind,
                 options=plan.as_json(),
                 seed=seed,
                 patients=origin,
-                counts=_count(database, column),
+                counts={},
                 held_out=column.held_out,
             )
             for column in columns
         }
+        if not replace:
+            _check_same(folder, plans, new)
+        temporary = _write_table(database, dataset, columns, kept, has_patients=origin is not None)
+        new = {column.name: new[column.name].model_copy(update={"counts": _count(database, column)}) for column in columns}
     return _publish(dataset, temporary, kept | new)
+
+
+def _check_same(folder: str | Path, plans: Mapping[str, PlanInfo], new: Mapping[str, PlanInfo]) -> None:
+    """Raises PlanError if a plan exists already with other options."""
+    for name in plans.keys() & new.keys():
+        made, wanted = (format_options(name, each[name]) for each in (plans, new))
+        if made != wanted:
+            raise PlanError(
+                f"{folder}: plan '{name}' was made with `{made}`; add --replace to replace it, or choose another --name"
+            )
 
 
 def check_names(plan: PlanOptions) -> None:

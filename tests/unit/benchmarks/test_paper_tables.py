@@ -192,7 +192,7 @@ def test_finished_job_is_skipped_and_a_failed_one_runs_again(tmp_path: Path) -> 
 
 def test_damaged_result_is_reported(tmp_path: Path) -> None:
     (tmp_path / "result.json").write_text('{"score"')
-    with pytest.raises(UserError, match="remove this folder to run it again"):
+    with pytest.raises(UserError, match=r"not valid JSON; remove .* to run this job again"):
         Wait(tmp_path).result()
 
 

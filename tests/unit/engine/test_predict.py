@@ -140,7 +140,7 @@ def test_a_converted_model_has_default_thresholds_and_says_so(run: Run, dataset:
     status, _, err = run(model, dataset, "--split", "valid", "-o", tmp_path / "out.parquet")
     assert status == 0
     assert err == [
-        "predict: the model has no label definition: 2 independent labels",
+        "predict: the model has no label definition: its 2 labels are assumed to be independent",
         "predict: the model has no thresholds: 0.5 is used for every class",
     ]
     assert "decision_x" in pq.read_schema(tmp_path / "out.parquet").names

@@ -1,6 +1,7 @@
 """Plans: who is in which split."""
 
 import json
+import shlex
 from collections import defaultdict
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,11 @@ from cohort_tables import Persons, crop_rows, random_cohort, write_patients, wri
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data_tools.cli import main
 from data_tools.labels import LabelError
 from data_tools.shards.dataset import Dataset
-from data_tools.shards.manifest import DatasetError
-from data_tools.shards.plans import held_out, plan_splits, read_plan
+from data_tools.shards.manifest import DatasetError, PlanInfo
+from data_tools.shards.plans import held_out, plan_splits, plans_info, read_plan
 from data_tools.shards.tables import read_groups
 from data_tools.shards.verify_table import check_plans
 from data_tools.splits.cohort import PlanError
@@ -112,7 +114,7 @@ def ptbxl(tmp_path: Path) -> tuple[Path, Path]:
 def test_the_earlier_of_two_sessions_is_the_gallery(ptbxl: tuple[Path, Path]) -> None:
     chosen = set()
     for seed in range(4):
-        rows = read_rows(split_dataset(ptbxl[0], PaperPlan(), seed, ptbxl[1]))
+        rows = read_rows(split_dataset(ptbxl[0], PaperPlan(), seed, ptbxl[1], replace=True))
         pair = {row["identification"]: row["recording"] for row in rows if row["identification"] in {"gallery", "probe"}}
         assert str(pair["gallery"]) > str(pair["probe"])  # later recordings have earlier dates
         assert not any(row["pretrain"] for row in rows if row["patient"] == "ptb-xl/patient 1")
@@ -170,6 +172,43 @@ def test_an_interrupted_split_leaves_the_dataset_as_it_was(ptbxl: tuple[Path, Pa
     assert len(read_rows(Dataset.open(path))) == 88
     split_dataset(path, RandomPlan("two"))
     assert len(list(path.glob("splits-*"))) == 1
+
+
+def test_a_plan_made_with_other_options_is_replaced_only_on_request(ptbxl: tuple[Path, Path]) -> None:
+    path, _ = ptbxl
+    first = split_dataset(path, RandomPlan("mine", (0.6, 0.2, 0.2), ("test",)), 3)
+    assert split_dataset(path, RandomPlan("mine", (0.6, 0.2, 0.2), ("test",)), 3).manifest == first.manifest
+    made = "`--plan random --name mine --fractions 0.6,0.2,0.2 --hold-out test --seed 3`"
+    for plan, seed in (
+        (RandomPlan("mine"), 3),
+        (RandomPlan("mine", (0.6, 0.2, 0.2)), 3),
+        (RandomPlan("mine", (0.6, 0.2, 0.2), ("test",)), 4),
+        (KFoldPlan("mine"), 3),
+    ):
+        with pytest.raises(PlanError, match=f"plan 'mine' was made with {made}; add --replace to replace it"):
+            split_dataset(path, plan, seed)
+    assert Dataset.open(path).manifest == first.manifest
+    assert not list(path.glob("*.tmp"))
+    split_dataset(path, RandomPlan("mine"), 3, replace=True)
+    assert plans_info(Dataset.open(path)).plans["mine"].held_out == ()
+
+
+def test_info_prints_the_options_that_make_a_plan_again(ptbxl: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path, patients = ptbxl
+    monkeypatch.chdir(patients.parent)
+    values = {"train": ("2", "3"), "test": ("6",)}
+    split_dataset(path, PaperPlan(), 2, patients)
+    split_dataset(path, ColumnPlan("folds", patients, "strat_fold", values, ("test",)), 0, patients)
+    made = dataset_plans(path)
+    commands = [line.partition(": ecg-data split ")[2] for line in describe_plans(Dataset.open(path)) if "made by" in line]
+    assert len(commands) == 2
+    for command in commands:
+        assert main(["split", *shlex.split(command.replace("FILE", patients.name))]) == 0
+    assert dataset_plans(path) == made
+
+
+def dataset_plans(path: Path) -> dict[str, PlanInfo]:
+    return plans_info(Dataset.open(path)).plans
 
 
 def test_a_fold_is_for_testing_and_the_next_one_for_validation(ptbxl: tuple[Path, Path]) -> None:
@@ -265,7 +304,7 @@ def test_info_prints_the_counts_beside_the_papers(ptbxl: tuple[Path, Path]) -> N
     assert not list(describe_plans(Dataset.open(path)))
     lines = list(describe_plans(split_dataset(path, RandomPlan("mine"), 0)))
     assert lines[1].split() == ["plan", "split", "recordings", "patients", "crops", "segments"]
-    assert len(lines) == 5
+    assert len(lines) == 6
     split_dataset(path, RandomPlan("held", hold_out=("test",)), 0)
     lines = [" ".join(line.split()) for line in describe_plans(split_dataset(path, PaperPlan(), 0, patients))]
     assert "plan split recordings patients crops segments in the paper" in lines

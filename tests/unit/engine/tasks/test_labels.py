@@ -277,5 +277,5 @@ def test_a_notice_if_test_crops_were_pre_trained_on(simulated_dataset: Path, tmp
     assert f"was pre-trained on {num_crops} crops of split 'test' of plan 'mine', so scores" in notices(test.origin)[0]
     (notice,) = notices(stored)
     assert 0 < int(notice.split(" crops of")[0].split()[-1]) <= num_crops
-    split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)), seed=1)
+    split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)), seed=1, replace=True)
     assert "may have been pre-trained on crops of split 'test'" in notices(train)[0]
