@@ -1,13 +1,14 @@
 """Shared by all commands: exit statuses and one-line errors."""
 
 import argparse
+import difflib
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from data_tools.remote.locations import parse_location
 from data_tools.validation import one_line
@@ -24,6 +25,14 @@ class Parser(argparse.ArgumentParser):
         command = self.prog.split()[0].removesuffix(".py")
         sys.stderr.write(f"{command}: {message}; see `{self.prog} --help`\n")
         sys.exit(EXIT_USAGE)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses, and refuses unknown arguments with a suggestion; a subcommand's own parser knows its options best."""
+        namespace, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
+        return namespace, unknown
 
 
 def dataset_location(text: str) -> str | Path:

@@ -52,7 +52,7 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
     patient = str(metadata["patient"]).removeprefix(f"{metadata['source']}/")
     if patient != metadata["recording"]:
         person = f"patient {patient}   {person}"
-    names = [DIAGNOSES.get(code, f"SNOMED {code}") for code in metadata["labels"]]
+    names = [DIAGNOSES.get(code, f"SNOMED {code}" if code.isdecimal() else code) for code in metadata["labels"]]
     style: dict[str, Any] = {"color": paper.INK, "va": "top", "parse_math": False, "clip_on": True}
     axes.text(left, top, name, fontsize=11, fontweight="bold", **style)
     axes.text(left, top - 5.5, person, fontsize=9, **style)

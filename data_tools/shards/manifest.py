@@ -204,7 +204,9 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         content = json.loads((folder / MANIFEST_FILE).read_bytes())
     except FileNotFoundError:
-        raise DatasetError(f"{folder}: not a dataset ({MANIFEST_FILE} is missing); finish its build first") from None
+        raise DatasetError(
+            f"{folder}: not a dataset ({MANIFEST_FILE} is missing); build a dataset first, with `ecg-data build`"
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DatasetError(f"{path}: cannot be read ({one_line(error)}); build the dataset again") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:

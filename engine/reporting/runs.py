@@ -25,7 +25,6 @@ _SPEED: Final = ("crops_per_second", "mfu", "data_wait_share", "step_seconds", "
 _SHARES: Final = ("mfu", "data_wait_share")
 _STATE: Final = ("learning_rate", "gradient_norm", "prob_perplexity", "code_perplexity")
 _MAX_POINTS = 120
-_NUM_ENDS = 10  # a first or last value is the median of this many rows, or of a tenth of the run if that is less
 
 _Points = tuple[NDArray[np.float64], NDArray[np.float64]]
 
@@ -115,12 +114,12 @@ def _table(run: RunFolder, names: Sequence[str]) -> Table:
     for name in names:
         _, values = _points(run.train, name)
         _, valid = _points(run.valid, name)
-        ends = min(_NUM_ENDS, max(1, len(values) // 10))
+        ends = max(1, len(values) // 10)
         cells = [f"{np.median(part):.4f}" if len(values) else "" for part in (values[:ends], values[-ends:])]
         cells += [f"{valid[-1]:.4f}", f"{valid.min():.4f}", f"{valid.max():.4f}"] if len(valid) else [""] * 3
         rows.append((_TITLES.get(name, short_name(name)), *cells))
     header = ("", "training, start", "training, end", "validation, last", "lowest", "highest")
-    return Table("Medians of the first and last training steps, and validation", header, rows)
+    return Table("Medians of the first and last tenth of the training steps, and validation", header, rows)
 
 
 def _speed_table(run: RunFolder) -> Table:

@@ -63,12 +63,13 @@ def describe_run(trainer: Trainer, memory: str) -> str:
     """Returns the text that a run prints at its start; ``memory`` is the text of :func:`resolve_micro_batch_size`."""
     config, state, data = trainer.config, trainer.state, trainer.data
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
+    complete = " (complete 10-s crops)" if trainer.task.unit == "crops" else ""
     start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
     return _align(
         {
             "task": trainer.task.name,
             "model": f"{_num_parameters(trainer) / 1e6:.1f}M parameters, {config.train.precision}",
-            trainer.task.unit: f"{counts}, read with {data.train.name} from {_describe_sources(trainer)}",
+            trainer.task.unit: f"{counts}{complete}, read with {data.train.name} from {_describe_sources(trainer)}",
             "ranks": f"{trainer.ranks.world_size} x {trainer.ranks.device.type}, ZeRO-{config.zero.stage}",
             "device": device_name(trainer.ranks.device),
             "batch": _describe_batch(trainer, memory),

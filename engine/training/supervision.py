@@ -47,7 +47,7 @@ class StopRequest:
         if self._interrupted and number == signal.SIGINT:
             raise KeyboardInterrupt
         self._interrupted = self._interrupted or number == signal.SIGINT
-        self.reason = f"the run received {signal.Signals(number).name}"
+        self.reason = self.reason or f"the run received {signal.Signals(number).name}"
 
     def _wait_for_launcher(self) -> None:
         while not launcher_has_ended():

@@ -112,6 +112,8 @@ COLUMN_PLAN = ["split", "empty", "--plan", "column", "--table", "t.csv", "--colu
     ("arguments", "message"),
     [
         (["bild"], "invalid choice: 'bild'"),
+        (["build", "wfdb", "in", "out", "--qualty", "x"], "--qualty x (did you mean --quality?); see `ecg-data build --help`"),
+        (["info", "empty", "--unknown"], "unrecognized arguments: --unknown; see `ecg-data info --help`"),
         (["build", "physionet2021", "in"], "required: OUT"),
         (["build", "physionet", "in", "out"], "unknown source 'physionet'; did you mean 'physionet2021'?"),
         (["build", "xyz", "in", "out"], "unknown source 'xyz'; known: physionet2021, ptbxl, "),

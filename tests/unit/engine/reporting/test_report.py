@@ -157,7 +157,7 @@ def test_labels(run: Run, work: Path, tmp_path: Path) -> None:
     score = row["overall"]["auroc_macro"]
     assert f"<td>{score['value']:.3f} <small>[{score['low']:.3f}, {score['high']:.3f}]</small></td>" in html
     assert "the scores show that everything runs, not how good the model is" in html
-    for part in ("ROC curves; areas: sinus rhythm", "Reliability diagram", "shares of the row", "principal components"):
+    for part in ("ROC curves; areas: sinus rhythm", "Reliability diagram", "percentages of each row", "principal components"):
         assert part in html
     assert html.count('aria-label="12-lead ECG of ') == 4
     with np.load(work / "labels" / row["predictions"], allow_pickle=False) as arrays:

@@ -45,7 +45,7 @@ def test_frozen_parameters_are_in_no_group() -> None:
 
 def test_a_group_that_matches_nothing_is_refused() -> None:
     head = ParameterGroup(match="head.*")
-    with pytest.raises(UserError, match=r"optimizer.groups: 'heads\.\*' matches no parameter"):
+    with pytest.raises(UserError, match=r"optimizer.groups: 'heads\.\*' matches no parameters"):
         split_parameters(NAMES, options(groups=(ParameterGroup(match="heads.*"),)))
-    with pytest.raises(UserError, match=r"'head\.bias' matches no parameter that is not in an earlier group"):
+    with pytest.raises(UserError, match=r"'head\.bias' matches no parameters, or only those of earlier groups"):
         split_parameters(NAMES, options(groups=(head, ParameterGroup(match="head.bias"))))

@@ -91,5 +91,6 @@ def test_a_second_interrupt_does_not_wait_for_a_checkpoint(stop: StopRequest, fo
     assert stop.reason == "the run received SIGINT"
     for number in forwarded:
         signal.raise_signal(number)
+    assert stop.reason == "the run received SIGINT"
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)
