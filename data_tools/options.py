@@ -23,5 +23,6 @@ class Options(BaseModel):
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
             expected = "a number" if {int, float} & {annotation, *get_args(annotation)} else "another type"
-            raise ValueError(f"expected {expected}, got the boolean '{str(value).lower()}' (YAML also reads yes, no, on, off)")
+            known = "YAML also reads yes, no, on and off as booleans"
+            raise ValueError(f"expected {expected}, got the boolean '{str(value).lower()}' ({known})")
         return value

@@ -49,6 +49,13 @@ class Client:
         return session
 
 
+def explain_credentials(url: str) -> str:
+    """Returns what to do if a server denies access to a URL, as a clause."""
+    host = urlsplit(url).hostname or ""
+    netrc = f"add a line for {host} to ~/.netrc"
+    return f"set {' and '.join(_CREDENTIALS[host])}, or {netrc}" if host in _CREDENTIALS else netrc
+
+
 def _credentials(url: str) -> tuple[str, str] | None:
     """Returns the name and password for a URL's host from the environment; None: ``requests`` looks in ~/.netrc."""
     parts = urlsplit(url)

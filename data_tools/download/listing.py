@@ -11,7 +11,7 @@ from urllib.parse import quote
 import requests
 
 from data_tools.download.corpora import Corpus
-from data_tools.download.http import Client, DownloadError
+from data_tools.download.http import Client, DownloadError, explain_credentials
 from data_tools.files import atomic_write
 from data_tools.remote.locations import is_safe_name
 from data_tools.validation import one_line
@@ -105,10 +105,7 @@ def fetch_list(corpus: Corpus, url: str, folder: Path, only: Sequence[str], clie
 def access_error(corpus: Corpus, url: str, status: int) -> DownloadError:
     """Returns the error for a server that denies access; the user may need to accept terms or set credentials."""
     terms = "" if corpus.terms is None else f"accept the terms on {corpus.terms}, then "
-    return DownloadError(
-        f"{url}: access denied ({status}); {terms}set PHYSIONET_USERNAME and PHYSIONET_PASSWORD, or add a line for its host "
-        "to ~/.netrc"
-    )
+    return DownloadError(f"{url}: access denied ({status}); {terms}{explain_credentials(url)}")
 
 
 def _save(response: requests.Response, path: Path, url: str) -> None:

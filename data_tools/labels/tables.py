@@ -58,19 +58,17 @@ class LabelTable:
         """See :class:`data_tools.labels.definition.Labeler`; samples that are not in the table have no label."""
         return self.labels.take(self._rows(samples))
 
-    def check_keys(self, datasets: Sequence[Dataset], *, allow_unmatched: bool = False) -> int:
+    def check_keys(self, datasets: Sequence[Dataset]) -> int:
         """Checks that the keys are in the datasets, in any split.
 
         Args:
             datasets: the datasets to search.
-            allow_unmatched: whether some keys may be in no dataset, for example if only a part of a corpus was built.
 
         Returns:
-            The number of keys that are in no dataset.
+            The number of keys that are in no dataset, for example because only a part of a corpus was built.
 
         Raises:
-            LabelError: no key is in a dataset; a key is in none and that is not allowed; or a name stands for recordings of two
-                sources.
+            LabelError: no key is in a dataset, or a name stands for recordings of two sources.
         """
         is_matched = np.zeros(len(self.keys), dtype=np.bool_)
         source_of: dict[int, str] = {}
@@ -88,11 +86,6 @@ class LabelTable:
             raise LabelError(
                 f"{self.path}: none of the {len(self.keys)} values of '{self.keyed_by}' is in {where}: {shown}; see "
                 "`ecg-data info`"
-            )
-        if len(unmatched) and not allow_unmatched:
-            raise LabelError(
-                f"{self.path}: {len(unmatched)} of {len(self.keys)} values of '{self.keyed_by}' are not in {where}: {shown}; "
-                "remove these rows or allow them"
             )
         return len(unmatched)
 

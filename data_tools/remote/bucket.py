@@ -28,6 +28,7 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS, or for a public bucket GOOGLE_SKIP_SIGNATURE=true",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container AZURE_SKIP_SIGNATURE=true",
 }
+_CREDENTIALS["abfs"] = _CREDENTIALS["az"]
 _Result = TypeVar("_Result")
 
 
@@ -152,14 +153,15 @@ class Bucket:
         text, where = str(error), f"{self.url}/{name}".rstrip("/")
         exceptions = self._api.exceptions
         scheme = self.url.partition(":")[0]
-        names = next((names for start, names in _CREDENTIALS.items() if scheme.startswith(start)), "a name and a password")
+        names = next((names for start, names in _CREDENTIALS.items() if scheme.startswith(start)), None)
         if "NoSuchBucket" in text or "ContainerNotFound" in text or "The specified bucket does not exist" in text:
             return StorageError(f"{self.url}: the bucket does not exist; create it, or check its name")
         if isinstance(error, FileNotFoundError):
             return MissingObjectError(f"{where}: does not exist")
         if isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
-            return StorageError(f"{where}: access denied; check the permissions and the credentials in {names}")
-        if _METADATA_SERVICE.search(text):
+            advice = "it must be readable without a password" if names is None else f"check the permissions, or set {names}"
+            return StorageError(f"{where}: access denied; {advice}")
+        if names is not None and _METADATA_SERVICE.search(text):
             return StorageError(f"{self.url}: no credentials; set {names}")
         if isinstance(error, OSError) and not isinstance(error, ConnectionError | TimeoutError) and error.errno is not None:
             raise error

@@ -236,7 +236,7 @@ class ColumnPlan:
     def _number_rows(self, dataset: Dataset) -> NDArray[np.int8]:
         """Returns the number of each crop's split, counted from 1; 0 for none."""
         table = read_label_table(self.table, "multiclass", [self.column])
-        table.check_keys([dataset], allow_unmatched=True)
+        table.check_keys([dataset])
         classes = table.definition.classes
         numbers = np.zeros(len(classes) + 1, np.int8)  # the last entry, index -1, is for crops without a value
         for number, (split, values) in enumerate(self.values.items(), start=1):

@@ -65,7 +65,7 @@ def check_labels(labeler: Labeler, dataset: Dataset) -> list[str]:
     """
     if not isinstance(labeler, LabelTable):
         return []
-    num_unmatched = labeler.check_keys([dataset], allow_unmatched=True)
+    num_unmatched = labeler.check_keys([dataset])
     what = f"{num_unmatched} of {len(labeler.keys)} values of '{labeler.keyed_by}'"
     return [f"{labeler.path}: {what} are not in {dataset.location}"] if num_unmatched else []
 

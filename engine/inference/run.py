@@ -66,6 +66,7 @@ class Runner:
         Recordings that cannot be read are skipped, reported and counted in ``summary``.
         """
         batch: list[Crop] = []
+        num_without_leads, without_leads = 0, list[str]()
 
         def apply_to_batch() -> Iterator[tuple[list[Crop], NDArray[np.float32], NDArray[np.int64]]]:
             if batch:
@@ -82,11 +83,19 @@ class Runner:
                     bar.update()
                 elif isinstance(item, Skipped):
                     self.skip(summary, item.where, item.reason)
-                elif self._has_leads(model, item, summary):
+                elif not set(model.leads) & set(item.leads):
+                    num_without_leads += 1
+                    without_leads = [*without_leads, item.key][:NUM_EXAMPLES]
+                else:
+                    self._count_missing_leads(model, item, summary)
                     batch.append(item)
                     if len(batch) == self.batch_size:
                         yield from apply_to_batch()
             yield from apply_to_batch()
+        if num_without_leads:
+            summary.num_skipped += num_without_leads
+            examples = ", ".join(without_leads) + ", ..." * (num_without_leads > NUM_EXAMPLES)
+            self.report(f"{num_without_leads} crops have none of the leads {', '.join(model.leads)}: {examples}")
 
     def skip(self, summary: Summary, where: str, reason: str) -> None:
         """Counts and reports an input that cannot be used."""
@@ -94,18 +103,14 @@ class Runner:
         with tqdm.external_write_mode():
             self.report(f"{where}: {reason}")
 
-    def _has_leads(self, model: CropModel, crop: Crop, summary: Summary) -> bool:
-        """Returns whether a crop has any of the leads in use, and counts it if it lacks one."""
+    @staticmethod
+    def _count_missing_leads(model: CropModel, crop: Crop, summary: Summary) -> None:
         missing = tuple(lead for lead in model.leads if lead not in crop.leads)
-        if len(missing) == len(model.leads):
-            self.skip(summary, crop.key, f"has none of the leads {', '.join(missing)}")
-            return False
         if missing:
             summary.missing_leads[missing] += 1
             examples = summary.examples[missing]
             if len(examples) <= NUM_EXAMPLES and crop.recording not in examples:
                 examples.append(crop.recording)
-        return True
 
 
 def embed_input(

@@ -108,7 +108,10 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
     """
     labels = None if labeler is None else label_split(dataset, split if plan is None else None, labeler)
     if labels is not None and not labels.is_labeled.any():
-        raise UserError(f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}")
+        raise UserError(
+            f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}; `ecg-data info` lists "
+            "its labels, and --labels chooses them"
+        )
     store = CropStore(dataset, split, plan=plan, unit="segment", chosen=None if labels is None else labels.is_labeled)
     assert store.half is not None
     rows, crop = np.unique(store.crop, return_inverse=True)

@@ -22,7 +22,7 @@ class CMSCOptions(GlobalOptions):
     of the batch; symmetric compares first segments with second segments, and vice versa."""
     positives: Positives = "pair"
     """Positives of a segment: pair, the other segment of its crop; or all (the official code), every segment of the same
-    patient or recording (see identity) with which form compares it."""
+    patient or recording (see identity) among those that it is compared with (see form)."""
 
 
 class CMSC(GlobalObjective):

@@ -25,7 +25,7 @@ from data_tools.shards.manifest import SAMPLES_FILE
 from engine.config.finetune import LabelOptions
 from engine.data.shared_arrays import Arrays, share_arrays
 
-_VERSION = 1  # of what is read from the tables
+_VERSION = 2  # of what is read from the tables
 # Kind -> dtype in which the values of all crops are kept, small as there may be many, and dtype in data_tools.labels.Labels.
 _DTYPES: dict[Kind, tuple[type[np.generic], type[np.generic]]] = {
     "multilabel": (np.uint8, np.float32),
@@ -79,7 +79,7 @@ def read_labels(dataset: Dataset, options: LabelOptions, splits: Sequence[str | 
     def make() -> Arrays:
         labeler = make_labeler(options)
         if options.table is not None:
-            labeler.check_keys([dataset], allow_unmatched=True)
+            labeler.check_keys([dataset])
         dtype, _ = _DTYPES[labeler.definition.kind]
         arrays: dict[str, NDArray[Any]] = {
             "definition": np.frombuffer(json.dumps(labeler.definition.to_json()).encode(), np.uint8)

@@ -135,12 +135,21 @@ class LabelTask(FinetuningTask):
         for name, split in names.items():
             labels = labels_of[split if plan is None else None]
             if not labels.is_labeled.any():
-                raise UserError(f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}")
+                raise UserError(
+                    f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}; `ecg-data info` "
+                    "lists its labels, and task.scheme chooses them"
+                )
             if name == "train":
                 store = open_train_segments(config, dataset, split, labels.is_labeled)
             else:
                 store = CropStore(dataset, split, plan=plan, unit="segment", chosen=labels.is_labeled)
-            splits[name] = Split(store, labels.values(store.crop), labels.definition)
+            values = labels.values(store.crop)
+            if name == "train" and labels.definition.kind in {"multilabel", "binary"} and not values.any():
+                raise UserError(
+                    f"{dataset.location}: no class of {labels.definition.name} is true for any crop of split '{split}'; "
+                    "`ecg-data info` lists its labels, and task.scheme chooses them"
+                )
+            splits[name] = Split(store, values, labels.definition)
         return splits
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:

@@ -11,7 +11,7 @@ from engine.options import UserError
 from engine.tasks import Task
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import CheckpointInfo, check_matches
-from engine.training.data import make_loaders, open_sources, open_splits
+from engine.training.data import check_leads, make_loaders, open_sources, open_splits
 from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks
 from engine.training.kernel_checks import check_kernels
@@ -39,8 +39,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     config = task_class.resolve_config(config)
     check_kernels(config, ranks.device)  # before the search for the micro-batch size, which runs them
     sources = open_sources(config, ranks)
+    notices: list[str] = ranks.on_main_rank(lambda: check_leads(sources))
     splits = open_splits(config, sources, task_class)
-    notices = [text for source in sources for text in task_class.notices(source.config, source.dataset)]
+    notices += [text for source in sources for text in task_class.notices(source.config, source.dataset)]
     ranks.on_main_rank(lambda: sys.stderr.writelines(f"warning: {text}\n" for text in notices))
     if config.validation.patience is not None and "valid" not in splits:
         raise UserError(

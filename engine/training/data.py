@@ -1,9 +1,13 @@
 """Opens the datasets of a run and makes its loaders."""
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import pyarrow.compute as pc
+
+from data_tools.leads import LEADS
 from data_tools.remote.locations import url_of
 from data_tools.remote.options import CacheOptions, cache_options
 from data_tools.shards.dataset import Dataset
@@ -23,6 +27,7 @@ from engine.data import (
     make_loader,
 )
 from engine.data.mixture import dataset_names, samples_per_epoch
+from engine.data.options import find_leads
 from engine.options import RankError, UserError
 from engine.tasks import Task
 from engine.training.distributed import Ranks
@@ -141,6 +146,33 @@ def open_sources(config: RunConfig, ranks: Ranks) -> list[Source]:
         Source(dataset, weight, config.model_copy(update={"data": own}))
         for dataset, (weight, own) in zip(opened, entries, strict=True)
     ]
+
+
+def check_leads(sources: Sequence[Source]) -> list[str]:
+    """Returns notes on the leads of the run that no recording of a dataset has, so that they are zero.
+
+    Raises:
+        UserError: a dataset has none of the leads.
+        DatasetError: the table of samples cannot be read.
+    """
+    notes = []
+    for source in sources:
+        wanted = [LEADS[row] for row in find_leads(source.config.leads)]
+        absent, present = set(wanted), set[str]()
+        # Most datasets have every lead in their first row group.
+        tables = (source.dataset.iterate_samples(split, ["leads"]) for split in source.dataset.splits)
+        for table in itertools.chain.from_iterable(tables):
+            present |= set(pc.unique(pc.list_flatten(table["leads"])).to_pylist())
+            absent -= present
+            if not absent:
+                break
+        names = ", ".join(lead for lead in wanted if lead in absent)
+        if len(absent) == len(wanted):
+            known = ", ".join(lead for lead in LEADS if lead in present)
+            raise UserError(f"leads: no recording in {source.dataset.location} has {names}; available: {known}")
+        if absent:
+            notes.append(f"no recording in {source.dataset.location} has {names}: zeros are used instead")
+    return notes
 
 
 def open_splits(config: RunConfig, sources: Sequence[Source], task_class: type[Task]) -> dict[str, Split]:

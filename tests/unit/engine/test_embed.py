@@ -211,7 +211,7 @@ def test_unreadable_recordings_are_reported_and_the_rest_is_written(run: Run, tm
         f"{folder}/a/Headless: missing .hea",
         f"{folder}/a/Flat: all-zero",
         f"{folder}/a/Part: NaN: 1 of 2 crops",
-        "physionet2021-V1only-0: has none of the leads I, II",
+        "1 crops have none of the leads I, II: physionet2021-V1only-0",
     ):
         assert f"embed: {line}" in lines
     assert any(line.startswith(f"embed: {folder}/a/Truncated: truncated .mat") for line in lines)

@@ -134,7 +134,7 @@ def netrc(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPa
 
 def test_a_password_comes_from_netrc(server: CorpusServer, tmp_path: Path, netrc: Path) -> None:
     server.password = ("me", "secret")
-    with pytest.raises(DownloadError, match=r"access denied \(401\); accept the terms on .*set PHYSIONET_USERNAME"):
+    with pytest.raises(DownloadError, match=r"access denied \(401\); accept the terms on .*, then add a line for 127.0.0.1 to"):
         download_corpus("mimic_iv_ecg", tmp_path, options(server))
     netrc.write_text("machine 127.0.0.1 login me password secret\n")
     assert download_corpus("mimic_iv_ecg", tmp_path, options(server, "RECORDS", "training")).failures == []

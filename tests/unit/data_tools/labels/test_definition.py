@@ -63,6 +63,13 @@ def test_codes(is_chunked: bool) -> None:
     assert labels.values.dtype == np.float32
 
 
+def test_names_are_no_labels_of_a_definition_by_numbers() -> None:
+    lists = [["RBBB", "1dAVb"], ["59118001"], ["123"], ["RBBB", "123"], []]
+    labels = encode_codes(cinc2021(), pa.array(lists, pa.list_(pa.string())))
+    assert labels.is_labeled.tolist() == [False, True, True, True, False]
+    assert labels.values.sum(1).tolist() == [0, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("kind", "values", "missing"),
     [

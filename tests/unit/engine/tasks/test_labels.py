@@ -71,6 +71,15 @@ def test_every_kind_of_label_gives_a_loss_predictions_and_a_score(simulated_data
     assert LabelTask.score(run).name in metrics
 
 
+def test_training_needs_a_positive(simulated_dataset: Path, tmp_path: Path) -> None:
+    dataset = Dataset.open(simulated_dataset)
+    options = table(tmp_path, dataset, "binary")
+    file = Path(options["table"])
+    file.write_text(file.read_text().replace(",1", ",0"))
+    with pytest.raises(UserError, match="no class of y is true for any crop of split 'pretrain'; `ecg-data info` lists"):
+        LabelTask.open_splits(config(task=options), dataset)
+
+
 def test_numbers_are_learned_standardized_and_exported_in_their_unit(simulated_dataset: Path, tmp_path: Path) -> None:
     dataset = Dataset.open(simulated_dataset)
     run = config(task=table(tmp_path, dataset, "regression"), leads=["I", "V2"])
