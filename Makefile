@@ -36,9 +36,12 @@ RECORDINGS := $(DATA)
 NAME := $(notdir $(abspath $(DATA)))
 endif
 TIME := $(shell date +%Y%m%d-%H%M%S)
-RUN := runs/quickstart-$(NAME)-$(TIME)
-# The run of pre-training that `make finetune` starts from: the last one.
-PRETRAINED ?= $(lastword $(sort $(wildcard runs/quickstart-$(NAME)-*)))
+# A run of pre-training that was interrupted goes on.
+LAST := $(lastword $(sort $(wildcard runs/quickstart-$(NAME)-*)))
+RUN := $(if $(LAST),$(if $(wildcard $(LAST)/summary.json),,$(LAST)))
+RUN := $(or $(RUN),runs/quickstart-$(NAME)-$(TIME))
+# The run of pre-training that `make finetune` starts from: the last one that has ended.
+PRETRAINED ?= $(patsubst %/summary.json,%,$(lastword $(sort $(wildcard runs/quickstart-$(NAME)-*/summary.json))))
 FINETUNED := runs/finetune-$(NAME)-$(TIME)
 
 help:
@@ -66,7 +69,7 @@ endif
 	@echo "To fine-tune, evaluate and report the model of this run: make finetune$(if $(DATA), DATA=$(DATA))"
 
 finetune: $(INSTALLED)
-	@test -n "$(PRETRAINED)" || { echo "There is no run of pre-training on $(NAME) yet: run make pretrain first" >&2; exit 2; }
+	@test -n "$(PRETRAINED)" || { echo "There is no finished run of pre-training on $(NAME): run make pretrain first" >&2; exit 2; }
 	deepspeed --quiet --num_gpus 1 engine/finetune.py --config configs/quickstart_finetune.yaml data.path=datasets/$(NAME) \
 	    init_from=$(PRETRAINED) output_dir=$(FINETUNED)
 	python engine/evaluate.py $(FINETUNED) --data datasets/$(NAME) --plan random --leads 12,6,3,2,1 -o $(FINETUNED)/evaluation

@@ -2,6 +2,7 @@
 
 import argparse
 import difflib
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -17,8 +18,24 @@ EXIT_USAGE = 2
 EXIT_INTERRUPTED = 128 + signal.SIGINT
 
 
+# How a script is called in a checkout, and how without one.
+_CALLS = (
+    (re.compile(r"deepspeed (.*?)engine/(\w+)\.py"), r"deepspeed \1--module engine.\2"),
+    (re.compile(r"(?:python engine/)?\b(\w+)\.py\b"), r"ecg-\1"),
+)
+
+
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose errors are one line that starts with the command's name."""
+    """An argument parser whose errors are one line that starts with the command's name.
+
+    A script that runs as an installed command, such as ``ecg-predict``, is called so in its help and examples.
+    """
+
+    def __init__(self, prog: str | None = None, *, epilog: str | None = None, **options: Any) -> None:
+        if Path(sys.argv[0]).name.startswith("ecg-"):
+            for pattern, call in _CALLS:
+                prog, epilog = (text and pattern.sub(call, text) for text in (prog, epilog))
+        super().__init__(prog, epilog=epilog, **options)
 
     def error(self, message: str) -> NoReturn:
         """Prints the error and where to find help, and ends the process."""
@@ -27,9 +44,9 @@ class Parser(argparse.ArgumentParser):
         sys.exit(EXIT_USAGE)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parses, and refuses unknown arguments with a suggestion; a subcommand's own parser knows its options best."""
+        """Parses; the parser of a subcommand refuses unknown arguments with a suggestion, because it knows the options."""
         namespace, unknown = super().parse_known_args(args, namespace)
-        if unknown:
+        if unknown and " " in self.prog:
             near = difflib.get_close_matches(unknown[0], self._option_string_actions, n=1)
             self.error(f"unrecognized arguments: {' '.join(unknown)}{f' (did you mean {near[0]}?)' if near else ''}")
         return namespace, unknown

@@ -233,7 +233,8 @@ def _option_classes(annotation: Any) -> Iterator[type[Options]]:
 
 
 def _suggest_file(file: Path) -> str:
-    """Suggests the configuration file in the same folder that was probably meant."""
-    known = {other.stem: other for other in file.parent.glob("*.yaml")}
+    """Suggests the file that was probably meant: in the same folder, or a preset."""
+    known = {path.stem: path.relative_to(_PACKAGE) for path in (_PACKAGE / "configs").rglob("*.yaml")}
+    known |= {path.stem: path for path in file.parent.glob("*.yaml")}
     near = difflib.get_close_matches(file.stem, known, n=1, cutoff=0.5)
     return f"; did you mean '{known[near[0]]}'?" if near else ""

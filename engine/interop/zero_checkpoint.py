@@ -47,7 +47,7 @@ def import_checkpoint(checkpoint: Path, folder: Path) -> list[str]:
         tensors = read_weights(checkpoint, info)
     check_shapes(str(checkpoint), tensors, empty_tensors(str(checkpoint), config))
     save(folder, config, tensors)
-    return [*notes, "left out: optimizer state and position in the data, which are needed only to resume the run"]
+    return notes
 
 
 def _best_checkpoint(folder: Path) -> tuple[Path, str]:

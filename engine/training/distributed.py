@@ -151,7 +151,9 @@ def _init_deepspeed(device: torch.device, timeout: timedelta) -> None:
         if "EADDRINUSE" not in str(error):
             raise
         port = os.environ["MASTER_PORT"]
-        raise UserError(f"port {port} is in use: choose another one with deepspeed --master_port PORT") from None
+        raise UserError(
+            f"port {port} is in use, perhaps by another run: choose another one with deepspeed --master_port PORT"
+        ) from None
 
 
 def destroy_process_group() -> None:

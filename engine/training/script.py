@@ -15,6 +15,7 @@ from typing import Any, TextIO
 
 import torch
 
+from data_tools.command_line import Parser
 from data_tools.files import lock_file
 from data_tools.shards.manifest import DatasetError
 from data_tools.validation import first_line
@@ -111,7 +112,7 @@ def _wait_for_rank_0() -> None:
 
 
 def _parse_arguments(prog: str, description: str, example: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=prog,
         description=description,
         epilog=f"example:\n  {example}",
