@@ -291,14 +291,16 @@ def test_an_unknown_preset_names_the_nearest(tmp_path: Path) -> None:
         with pytest.raises(UserError) as caught:
             load_config([folder / wrong])
         assert str(caught.value).endswith(f"cannot be read: No such file or directory; did you mean '{folder / right}'?")
-    for hopeless in (folder / "quantum", folder / "nonsense.yaml", tmp_path / "nowhere" / "w2v.yaml", tmp_path):
+    with pytest.raises(UserError, match=r"did you mean 'configs/quickstart\.yaml'\?$"):
+        load_config([Path("quikstart.yaml")])
+    for hopeless in (folder / "quantum", folder / "nonsense.yaml", tmp_path / "nowhere" / "nonsense.yaml", tmp_path):
         with pytest.raises(UserError, match=r"cannot be read: [\w ]+$"):
             load_config([hopeless])
 
 
 @pytest.mark.parametrize("size", [0, -1, 1.5, True, "some", [2]])
 def test_a_micro_batch_size_is_a_number_or_auto(size: object) -> None:
-    with pytest.raises(UserError, match=r"micro_batch_size=.*: expected a positive number, 'auto' or null"):
+    with pytest.raises(UserError, match=r"micro_batch_size=.*: expected a positive integer, 'auto' or null"):
         load(f"train.micro_batch_size={size}")
 
 
