@@ -25,7 +25,7 @@ _LINE = 5.0  # one more line of the header
 _TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
 _ABOVE = 6.0  # distance of a name from the trace below it
 _LINE_WIDTH = 140  # characters that fit into a line
-_MAX_PREDICTION_LINES = 4
+_MAX_LINES = 3  # of each part of the prediction
 
 Layout = Literal["12x1", "3x4"]
 # Rows of leads, which share the time of their row evenly.
@@ -64,9 +64,9 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
 
 
 def _prediction_lines(metadata: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the prediction, none if there is none."""
-    text = str(metadata.get("prediction", ""))
-    return textwrap.wrap(text, _LINE_WIDTH, max_lines=_MAX_PREDICTION_LINES, placeholder=" ...")
+    """Returns the lines of the prediction, wrapped; none if there is none."""
+    parts = str(metadata.get("prediction", "")).splitlines()
+    return [line for part in parts for line in textwrap.wrap(part, _LINE_WIDTH, max_lines=_MAX_LINES, placeholder=" ...")]
 
 
 def draw_footer(axes: Axes, metadata: Mapping[str, Any], more: str = "") -> None:

@@ -101,11 +101,12 @@ def test_many_labels_stay_on_the_page(signal: NDArray[np.int16]) -> None:
 
 def test_a_long_prediction_is_wrapped_and_leaves_the_paper_where_it_was(signal: NDArray[np.int16]) -> None:
     classes = [f"left bundle branch block of type {number} 0.{number}" for number in range(10, 18)]
-    prediction = f"predicted: {', '.join(classes[:5])} (not predicted: {', '.join(classes[5:])})"
+    prediction = f"predicted: {', '.join(classes[:5])}\nnot predicted: {', '.join(classes[5:])}"
     figure = crop_figure(signal, METADATA | {"prediction": prediction})
     lines = [text for text in figure.axes[0].texts if " 0.1" in text.get_text()]
     assert len(lines) == 3
-    assert " ".join(line.get_text() for line in lines) == prediction
+    assert " ".join(line.get_text() for line in lines) == prediction.replace("\n", " ")
+    assert lines[2].get_text().startswith("not predicted: ")
     figure.canvas.draw()
     extents = [line.get_window_extent() for line in lines]
     assert all(extent.x1 < figure.bbox.x1 for extent in extents)
