@@ -20,11 +20,12 @@ from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 PIXELS_PER_MM = 10
 HEADER = 17.0  # above the paper
 FOOTER = 9.0  # below it, with the time axis
-_PREDICTION = 5.0  # one more line of the header
+_LINE = 5.0  # one more line of the header
 
 _TRACE = paper.MM_PER_SECOND * CROP_SAMPLES / SAMPLING_RATE
 _ABOVE = 6.0  # distance of a name from the trace below it
-_LABELS_WIDTH = 140  # characters that fit into the line
+_LINE_WIDTH = 140  # characters that fit into a line
+_MAX_LINES = 3  # of each part of the prediction
 
 Layout = Literal["12x1", "3x4"]
 # Rows of leads, which share the time of their row evenly.
@@ -56,10 +57,16 @@ def draw_header(axes: Axes, left: float, top: float, metadata: Mapping[str, Any]
     style: dict[str, Any] = {"color": paper.INK, "va": "top", "parse_math": False, "clip_on": True}
     axes.text(left, top, name, fontsize=11, fontweight="bold", **style)
     axes.text(left, top - 5.5, person, fontsize=9, **style)
-    labels = textwrap.shorten(", ".join(names) or "no labels", _LABELS_WIDTH, placeholder=" ...")
+    labels = textwrap.shorten(", ".join(names) or "no labels", _LINE_WIDTH, placeholder=" ...")
     axes.text(left, top - 10.5, labels, fontsize=9, **style)
-    prediction = textwrap.shorten(str(metadata.get("prediction", "")), _LABELS_WIDTH, placeholder=" ...")
-    axes.text(left, top - 15.5, prediction, fontsize=9, **style)
+    for number, line in enumerate(_prediction_lines(metadata)):
+        axes.text(left, top - 15.5 - _LINE * number, line, fontsize=9, **style)
+
+
+def _prediction_lines(metadata: Mapping[str, Any]) -> list[str]:
+    """Returns the lines of the prediction, wrapped; none if there is none."""
+    parts = str(metadata.get("prediction", "")).splitlines()
+    return [line for part in parts for line in textwrap.wrap(part, _LINE_WIDTH, max_lines=_MAX_LINES, placeholder=" ...")]
 
 
 def draw_footer(axes: Axes, metadata: Mapping[str, Any], more: str = "") -> None:
@@ -102,7 +109,7 @@ def crop_figure(signal_uv: NDArray[np.number], metadata: Mapping[str, Any], layo
     ]
     down = paper.baselines(np.nan_to_num(np.stack(traces)))
     sheet_width, sheet_height = paper.LABEL + _TRACE + paper.TAIL, float(down[-1])
-    header = HEADER + (_PREDICTION if "prediction" in metadata else 0.0)
+    header = HEADER + _LINE * len(_prediction_lines(metadata))
     height = sheet_height + header + FOOTER + 2 * paper.MARGIN
     bottom = paper.MARGIN + FOOTER
     figure, axes = paper.new_page(sheet_width + 2 * paper.MARGIN, height, PIXELS_PER_MM)

@@ -1,4 +1,4 @@
-"""Predictions from `engine/predict.py` as a line of text."""
+"""Predictions from `engine/predict.py` as text."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ _NUM_OTHERS = 3  # classes that were not predicted, the most probable first
 
 
 def describe_prediction(file: Path, source: str, recording: str) -> str:
-    """Returns the prediction for a recording as text: predicted classes with probabilities, then the most probable others.
+    """Returns the prediction for a recording: a line of predicted classes with probabilities, and one of the likeliest others.
 
     Raises:
         ValueError: the file is not a table of predictions, or does not contain the recording.
@@ -49,7 +49,7 @@ def _describe(row: dict[str, Any]) -> str | None:
     texts = {name: f"{name} {probability:.2f}" for name, probability in probabilities.items()}
     predicted = ", ".join(text for name, text in texts.items() if decisions[name]) or "no class"
     others = ", ".join([text for name, text in texts.items() if not decisions[name]][:_NUM_OTHERS])
-    return f"predicted: {predicted}" + (f" (not predicted: {others})" if others else "")
+    return f"predicted: {predicted}" + (f"\nnot predicted: {others}" if others else "")
 
 
 def _with_prefix(row: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ arcface.py                  ArcFace, which learns patients as directions
 lora.py                     low-rank updates of an encoder's matrices
 pretrained.py               a trained model: load, embed, predict
 signal_input.py             signals with any leads, sampling rate and length -> segments of a model
+plausibility.py             amplitudes that are too small or too large for ECGs
 normalization.py            z-scores of leads
 create.py                   a new model with random weights
 model_folder.py             reads and writes a model's folder; model_config.py, its config.json; model_card.py, its README.md

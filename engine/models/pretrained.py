@@ -9,6 +9,7 @@ Legend: B segments or recordings, C leads of the model, N leads of signals, T sa
 """
 
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from engine.models.model_config import ModelConfig
 from engine.models.model_folder import find_folder, read_folder, save
 from engine.models.model_weights import modules_on_meta
 from engine.models.normalization import zscore_per_lead
-from engine.models.signal_input import SignalInput, Signals, Unit
+from engine.models.signal_input import SignalInput, Signals
 
 _BATCH_SIZE = 32
 
@@ -54,6 +55,20 @@ class PretrainedModel(nn.Module):
         self.head = head
         self.objective_weights = dict(objective_weights or {})
         self.eval()
+
+    def __repr__(self) -> str:
+        """Describes the model in one line; ``print(model.encoder)`` prints the modules."""
+        config, options = self.config, self.config.encoder
+        num_leads, num_labels = len(config.leads), len(config.labels or ())
+        parts = [
+            config.kind,
+            f"{sum(parameter.numel() for parameter in self.parameters()) / 1e6:.1f}M parameters",
+            f"{options.depth} blocks of width {options.width}",
+            f"{num_leads} {'lead' if num_leads == 1 else 'leads'} ({', '.join(config.leads)}) at {config.sampling_rate} Hz",
+        ]
+        if num_labels:
+            parts.append(f"{num_labels} {'label' if num_labels == 1 else 'labels'} ({config.definition.kind})")
+        return f"PretrainedModel({'; '.join(parts)})"
 
     @property
     def definition(self) -> LabelDefinition:
@@ -87,8 +102,8 @@ class PretrainedModel(nn.Module):
             )
         if segments.dim() != 3 or segments.shape[1] != len(self.config.leads):
             raise ValueError(
-                f"expected segments [batch, {len(self.config.leads)} leads, samples] with leads "
-                f"{', '.join(self.config.leads)}; got {list(segments.shape)}"
+                f"expected segments [batch, leads, samples] with the leads {', '.join(self.config.leads)}; "
+                f"got {list(segments.shape)}"
             )
         segments = segments.to(self.encoder.feature_norm.weight)
         if self.config.normalization == "zscore_per_lead" and not is_normalized:
@@ -110,9 +125,9 @@ class PretrainedModel(nn.Module):
         self,
         signals: Signals,
         *,
-        leads: Sequence[str] | None = None,
+        leads: int | Sequence[str] | None = None,
         sampling_rate: float | None = None,
-        unit: Unit | None = None,
+        unit: str | None = None,
         is_normalized: bool = False,
     ) -> Signals:
         """Returns an embedding of each recording, without gradient: the mean of :meth:`context` over time.
@@ -123,10 +138,11 @@ class PretrainedModel(nn.Module):
 
         Args:
             signals: a NumPy array or a tensor, [N, T] or [B, N, T], of any integer or floating-point dtype.
-            leads: names of the signals' leads, in any order and case. Leads that the model lacks, or that its fine-tuning did
-                not use, are ignored; missing ones become zero, as in training. None: ``config.leads``, in this order.
+            leads: names of the signals' leads, in any order and case, or a number of leads, such as 2 for I and II (see
+                :data:`data_tools.leads.LEAD_COMBINATIONS`). Leads that the model lacks, or that its fine-tuning did not use,
+                are ignored; missing ones become zero, as in training. None: ``config.leads``, in this order.
             sampling_rate: sampling rate in Hz, 50 to 20,000; signals are resampled. None: ``config.sampling_rate``.
-            unit: "mV" or "uV"; None: mV for floating-point numbers, uV for integers, as in a dataset.
+            unit: "V", as in MNE, "mV" or "uV"; None: mV for floating-point numbers, uV for integers, as in a dataset.
             is_normalized: whether the signals are already normalized as configured.
 
         Returns:
@@ -135,6 +151,9 @@ class PretrainedModel(nn.Module):
         Raises:
             TypeError: neither a NumPy array nor a tensor.
             UserError: the signals cannot be used: NaN, unknown or repeated leads, or a wrong shape, dtype or sampling rate.
+
+        Warns:
+            UserWarning: the signals are too small or too large for ECGs, as in another unit, or a recording is constant.
         """
         source = SignalInput(self.config, leads, sampling_rate, unit)
         embeddings: Signals = self._average(lambda context: context.mean(1), signals, source, is_normalized)
@@ -155,9 +174,9 @@ class PretrainedModel(nn.Module):
         self,
         signals: Signals,
         *,
-        leads: Sequence[str] | None = None,
+        leads: int | Sequence[str] | None = None,
         sampling_rate: float | None = None,
-        unit: Unit | None = None,
+        unit: str | None = None,
         is_normalized: bool = False,
     ) -> Signals:
         """Returns predictions of ``config.labels``, [L] or [B, L], without gradient: the mean over a recording's segments.
@@ -192,11 +211,14 @@ class PretrainedModel(nn.Module):
 
         A tensor of segments is passed on as it is.
         """
+        has_zscore = self.config.normalization == "zscore_per_lead" and not is_normalized
+        is_scaled = not (is_normalized or has_zscore)  # z-scores do not depend on the unit
         if isinstance(signals, Tensor) and source.is_segments(signals):
             source.check_finite(signals)
+            _warn(source.find_implausible(signals, signals, is_scaled=is_scaled))
             return compute(self.context(signals, is_normalized=is_normalized))
         recordings = source.read(signals)
-        has_zscore = self.config.normalization == "zscore_per_lead" and not is_normalized
+        _warn(source.find_implausible(recordings, signals, is_scaled=is_scaled))
         means = []
         for batch in recordings.split(_BATCH_SIZE):
             segments = source.cut(batch, zscore_per_lead if has_zscore else None)
@@ -260,6 +282,11 @@ def with_random_weights(config: ModelConfig, seed: int) -> PretrainedModel:
     changes = {"kind": "encoder", "objective": None, "labels": None, "label_definition": None}
     provenance = {"random_seed": seed}
     return PretrainedModel(config.model_copy(update=changes | {"provenance": provenance}), encoder)
+
+
+def _warn(messages: Sequence[str]) -> None:
+    for message in messages:
+        warnings.warn(message, stacklevel=5)  # the caller of embed or predict: no_grad and _average are between
 
 
 def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

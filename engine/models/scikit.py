@@ -1,5 +1,7 @@
 """Embeddings as features for scikit-learn.
 
+from sklearn.linear_model import LogisticRegression
+from sklearn.pipeline import make_pipeline
 from engine.models.scikit import ECGEmbedder
 classifier = make_pipeline(ECGEmbedder("models/first", sampling_rate=500), LogisticRegression())
 classifier.fit(signals, labels)    # [B, C, T] in mV
@@ -17,7 +19,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 
 from engine.device import select_device
 from engine.models.pretrained import PretrainedModel, load
-from engine.models.signal_input import SignalInput, Unit
+from engine.models.signal_input import SignalInput
 from engine.options import UserError
 
 
@@ -29,9 +31,9 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
     Args:
         model: a model's folder, the OWNER/NAME of a model on the Hugging Face Hub, or a model. ``clone``, and
             therefore cross-validation, copies a model that is given as an object.
-        leads: names of the signals' leads; None: the model's.
+        leads: names of the signals' leads, or a number of leads, such as 2 for I and II; None: the model's.
         sampling_rate: sampling rate of the signals in Hz; None: the model's.
-        unit: "mV" or "uV"; None: mV for floating-point numbers, uV for integers.
+        unit: "V", "mV" or "uV"; None: mV for floating-point numbers, uV for integers.
         device: "auto", "cpu" or "cuda", for a model that is loaded; a model given as an object stays on its device.
 
     Attributes:
@@ -43,9 +45,9 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         self,
         model: PretrainedModel | str | Path | None = None,
         *,
-        leads: Sequence[str] | None = None,
+        leads: int | Sequence[str] | None = None,
         sampling_rate: float | None = None,
-        unit: Unit | None = None,
+        unit: str | None = None,
         device: str = "auto",
     ) -> None:
         self.model = model
@@ -70,8 +72,8 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             self.model_ = self.model
         else:
             self.model_ = load(self.model).to(select_device(self.device))
-        source = SignalInput(self.model_.config, self.leads, self.sampling_rate, self.unit)
-        source.read(self._signals(X, reset=True))
+        source = self._source()
+        source.read(self._signals(X, source.num_leads, reset=True))
         return self
 
     def transform(self, X: ArrayLike) -> NDArray[np.float32]:
@@ -81,7 +83,7 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
             UserError: the signals cannot be used.
         """
         check_is_fitted(self)
-        signals = self._signals(X, reset=False)
+        signals = self._signals(X, self._source().num_leads, reset=False)
         return self.model_.embed(signals, leads=self.leads, sampling_rate=self.sampling_rate, unit=self.unit)
 
     def __sklearn_tags__(self) -> Tags:
@@ -89,14 +91,16 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         tags.transformer_tags.preserves_dtype = []  # embeddings are float32
         return tags
 
-    def _signals(self, X: ArrayLike, *, reset: bool) -> NDArray[Any]:
+    def _source(self) -> SignalInput:
+        return SignalInput(self.model_.config, self.leads, self.sampling_rate, self.unit)
+
+    def _signals(self, X: ArrayLike, num_leads: int, *, reset: bool) -> NDArray[Any]:
         """Returns signals as [B, N, T]; NaN is left for the model, which names row and lead."""
         signals: NDArray[Any] = validate_data(
             self, X, reset=reset, dtype="numeric", allow_nd=True, ensure_all_finite=False, estimator=self
         )
         if signals.ndim != 2:
             return signals
-        num_leads = len(self.model_.config.leads if self.leads is None else self.leads)
         if signals.shape[1] % num_leads:
             raise UserError(f"expected [rows, leads, samples], got rows of {signals.shape[1]} values for {num_leads} leads")
         return signals.reshape(len(signals), num_leads, -1)

@@ -175,7 +175,8 @@ def test_predictions_are_printed_on_the_ecg(
         assert ecg_data([*plot, "--out", str(tmp_path / "fig.svg")]) == 0
         row = next(row for row in read_rows(tmp_path / name) if row["recording"] == "rvalid0")
         figure = (tmp_path / "fig.svg").read_text()
-        assert "predicted: " in figure
+        assert ">predicted: " in figure
+        assert ">not predicted: " in figure
         assert f"AF {row['probability_AF']:.2f}" in figure
     assert ecg_data([*plot[:2], "pretrain-000000", *plot[3:], "--out", str(tmp_path / "fig.svg")]) == 2
     assert "no prediction for test/rpretrain0" in capsys.readouterr().err

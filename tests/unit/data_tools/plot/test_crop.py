@@ -99,6 +99,25 @@ def test_many_labels_stay_on_the_page(signal: NDArray[np.int16]) -> None:
     assert all(text.get_window_extent().x1 < figure.bbox.x1 for text in figure.axes[0].texts)
 
 
+def test_a_long_prediction_is_wrapped_and_leaves_the_paper_where_it_was(signal: NDArray[np.int16]) -> None:
+    classes = [f"left bundle branch block of type {number} 0.{number}" for number in range(10, 18)]
+    prediction = f"predicted: {', '.join(classes[:5])}\nnot predicted: {', '.join(classes[5:])}"
+    figure = crop_figure(signal, METADATA | {"prediction": prediction})
+    lines = [text for text in figure.axes[0].texts if " 0.1" in text.get_text()]
+    assert len(lines) == 3
+    assert " ".join(line.get_text() for line in lines) == prediction.replace("\n", " ")
+    assert lines[2].get_text().startswith("not predicted: ")
+    figure.canvas.draw()
+    extents = [line.get_window_extent() for line in lines]
+    assert all(extent.x1 < figure.bbox.x1 for extent in extents)
+    assert extents[0].y0 > extents[1].y1
+    assert extents[1].y0 > extents[2].y1
+    sheet = figure.axes[0].patches[0].get_window_extent()
+    assert extents[2].y0 > sheet.y1
+    plain = crop_figure(signal, METADATA)
+    assert (figure.get_figheight() - plain.get_figheight()) * 25.4 == pytest.approx(3 * 5)
+
+
 def test_the_patient_is_named_where_the_corpus_knows_one(signal: NDArray[np.int16]) -> None:
     assert "patient" not in texts(crop_figure(signal, METADATA | {"patient": "georgia/E07500"}))
     assert "patient P1 " in texts(crop_figure(signal, METADATA | {"patient": "georgia/P1"}))

@@ -47,6 +47,18 @@ def test_classifier_returns_logits(tmp_path: Path, segments: Tensor) -> None:
     torch.testing.assert_close(model.logits(segments), expected)
 
 
+def test_a_model_is_described_in_one_line(tmp_path: Path) -> None:
+    encoder = engine.models.load(save_tiny_encoder(tmp_path / "encoder", leads=["I"]))
+    millions = sum(parameter.numel() for parameter in encoder.parameters()) / 1e6
+    assert repr(encoder) == (
+        f"PretrainedModel(encoder; {millions:.1f}M parameters; 2 blocks of width 32; 1 lead (I) at 500 Hz)"
+    )
+    definition = LabelDefinition(name="rhythm", kind="multilabel", classes=("AF", "NSR"))
+    classifier = engine.models.load(save_tiny_classifier(tmp_path / "classifier", definition))
+    assert repr(classifier).startswith("PretrainedModel(classifier; ")
+    assert repr(classifier).endswith(" at 500 Hz; 2 labels (multilabel))")
+
+
 def test_encoder_has_no_logits(model_folder: Path, segments: Tensor) -> None:
     with pytest.raises(ValueError, match="use embed"):
         engine.models.load(model_folder).logits(segments)

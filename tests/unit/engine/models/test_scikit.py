@@ -1,6 +1,8 @@
 """ECGEmbedder is a transformer as scikit-learn expects."""
 
 import functools
+import runpy
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,33 @@ def test_a_pipeline_classifies_and_is_cross_validated(folder: Path) -> None:
     np.testing.assert_array_equal(clone(embedder).fit_transform(signals, labels), expected)
     np.testing.assert_array_equal(embedder.fit_transform(signals.reshape(len(signals), -1)), expected)
     assert embedder.get_feature_names_out()[:2].tolist() == ["ecgembedder0", "ecgembedder1"]
+
+
+def test_the_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[4] / "docs" / "models.md").read_text()
+    block = page.partition("In scikit-learn:\n\n")[2].partition("\n## ")[0]
+    (tmp_path / "example.py").write_text(textwrap.dedent(block))
+    signals, labels = ecgs()
+    np.save(tmp_path / "signals.npy", signals)
+    np.save(tmp_path / "labels.npy", labels)
+    save_tiny_encoder(tmp_path / "models" / "first")
+    monkeypatch.chdir(tmp_path)
+    result = runpy.run_path("example.py")
+    assert result["classifier"].predict(signals).shape == (20,)
+
+
+def test_a_number_of_leads_and_volts_are_accepted(folder: Path) -> None:
+    signals, _ = ecgs()
+    expected = ECGEmbedder(folder, leads=["I", "II", "V2"]).fit_transform(signals)
+    volts = ECGEmbedder(folder, leads=3, unit="V")
+    np.testing.assert_allclose(volts.fit_transform((signals / 1000).reshape(len(signals), -1)), expected, atol=1e-5)
+
+
+def test_implausible_amplitudes_are_warned_of_once(folder: Path) -> None:
+    signals, _ = ecgs(4)
+    with pytest.warns(UserWarning, match='pass unit="uV"') as caught:
+        ECGEmbedder(folder, leads=3).fit_transform(signals * 1000)
+    assert len(caught) == 1
 
 
 def test_a_given_model_stays_as_it_is(folder: Path) -> None:

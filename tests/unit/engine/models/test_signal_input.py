@@ -77,6 +77,69 @@ def test_integers_are_microvolts(model: PretrainedModel, dtype: type[np.integer[
     np.testing.assert_array_equal(model.embed(microvolts // 1000, unit="mV"), model.embed((microvolts // 1000).astype(float)))
 
 
+def test_units_are_those_of_recording_files(model: PretrainedModel) -> None:
+    millivolts = signals_of(12, 2500).astype(np.float64)
+    expected = model.embed(millivolts)
+    for unit, factor in (("V", 1e-3), ("volts", 1e-3), ("mv", 1), ("µV", 1e3)):
+        np.testing.assert_allclose(model.embed(millivolts * factor, unit=unit), expected, atol=1e-5)
+        batch = torch.from_numpy(millivolts * factor)[None]  # of segments, if the unit is mV
+        np.testing.assert_allclose(model.embed(batch, unit=unit)[0].numpy(), expected, atol=1e-5)
+
+
+SMALL, LARGE = "too small for ECGs; if they are in ", "too large for ECGs; if they are in "
+
+
+@pytest.mark.parametrize(
+    ("factor", "dtype", "unit", "message"),
+    [
+        (1e-3, np.float32, None, f'{SMALL}V, pass unit="V"'),
+        (1e3, np.float32, None, f'{LARGE}uV, pass unit="uV"'),
+        (1, np.float32, "V", f'{LARGE}mV, pass unit="mV"'),
+        (1e3, np.float32, "V", f'{LARGE}uV, pass unit="uV"'),
+        (1, np.float32, "uV", f'{SMALL}mV, pass unit="mV"'),
+        (1e-3, np.float32, "uV", f'{SMALL}V, pass unit="V"'),
+        (5, np.int16, None, f'{SMALL}mV, pass unit="mV"'),
+        (1e6, np.float32, "uV", "too large for ECGs; check their unit"),
+    ],
+)
+def test_amplitudes_of_another_unit_are_warned_of_once(
+    model: PretrainedModel, factor: float, dtype: type[Any], unit: str | None, message: str
+) -> None:
+    signals = (signals_of(4, 12, 2500).clip(-1, 1) * factor).astype(dtype)  # 2 mV peak to peak
+    for given in (signals, torch.from_numpy(signals), signals[0], signals + dtype(100)):
+        with pytest.warns(UserWarning, match="peak-to-peak amplitude") as caught:
+            model.embed(given, unit=unit)
+        assert [str(warning.message).partition("mV, ")[2] for warning in caught] == [message]
+        assert caught[0].filename == __file__
+
+
+def test_plausible_amplitudes_are_not_warned_of(model: PretrainedModel) -> None:
+    """Warnings are errors in tests."""
+    signals = signals_of(5, 12, 2500)
+    signals[0] *= 1000  # one noisy recording
+    signals[1] /= 1000  # one that is almost flat
+    signals[2] += 300  # offset of the electrodes
+    signals[3, 1:] = 0  # missing leads
+    signals[4, :, 300:] = 0  # padding
+    model.embed(signals)
+    model.embed(torch.from_numpy(signals))
+    model.embed(signals * 1e-3, is_normalized=True)
+    with_zscore(model).embed(signals * 1e-3)  # does not depend on the unit
+
+
+def test_constant_recordings_are_warned_of_by_row(model: PretrainedModel) -> None:
+    signals = signals_of(4, 12, 2500)
+    signals[1] = np.arange(12)[:, None]
+    for given in (signals, torch.from_numpy(signals), signals[..., :900]):
+        with pytest.warns(UserWarning, match="^row 1: all leads are constant; leave such recordings out$"):
+            model.embed(given)
+    with pytest.warns(UserWarning, match="^all leads are constant"):
+        model.embed(signals[1])
+    signals[3, :2] = 7
+    with pytest.warns(UserWarning, match=r"^row 1: all leads are constant \(2 such rows\)"):
+        engine.models.create(tiny_encoder_options(), leads=["I", "II"]).embed(signals, leads=LEADS)
+
+
 def test_leads_are_ordered_by_name_and_missing_ones_are_zero(model: PretrainedModel) -> None:
     signals = signals_of(2, 12, 2500)
     order = [7, 1, 3]
@@ -92,6 +155,13 @@ def test_leads_are_ordered_by_name_and_missing_ones_are_zero(model: PretrainedMo
     np.testing.assert_array_equal(two.embed(signals, leads=LEADS), two.embed(expected))
     with pytest.raises(UserError, match=r"expected at least one of the model's leads \(I, V2\)"):
         two.embed(signals[:, 1:3], leads=["II", "III"])
+
+
+def test_a_number_of_leads_is_a_combination_in_its_order(model: PretrainedModel) -> None:
+    signals = signals_of(3, 2500)
+    expected = model.embed(signals, leads=["I", "II", "V2"])
+    np.testing.assert_array_equal(model.embed(signals, leads=3), expected)
+    np.testing.assert_array_equal(model.embed(signals, leads=np.int64(3)), expected)  # type: ignore[arg-type]  # not an int
 
 
 def test_leads_that_fine_tuning_did_not_use_are_zero(tmp_path: Path) -> None:
@@ -162,7 +232,7 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
         with pytest.raises(UserError, match=r"^row 2, lead II, V1: contains NaN or infinity; fill the gaps"):
             model.embed(given)
     signals[3] = bad
-    with pytest.raises(UserError, match=r"^row 2, lead V3, V4: contains NaN or infinity \(and in 1 more rows\)"):
+    with pytest.raises(UserError, match=r"^row 2, lead V3, V4: contains NaN or infinity \(2 such rows\)"):
         model.embed(signals[:, [1, 6]], leads=["V3", "V4"], sampling_rate=250)
     with pytest.raises(UserError, match=r"^lead II, V1: contains NaN"):
         model.embed(signals[2])
@@ -179,15 +249,30 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
         ((3, 2500), {"leads": ["I", "II", "i"]}, "lead I is named more than once"),
         ((3, 2500), {"leads": "II"}, "expected a list of names"),
         ((0, 2500), {"leads": []}, "expected at least one of the model's leads"),
-        ((3, 2500), {"leads": ["I", "II"]}, r"with 2 leads \(I, II\), got shape \[3, 2500\]; pass the names of other leads"),
+        ((3, 2500), {"leads": 4}, "leads=4: use 12, 6, 3, 2, 1, or a list of names"),
+        ((2, 2500), {"leads": 2.0}, "leads=2.0: expected a list of names"),
+        (
+            (3, 2500),
+            {"leads": ["I", "II"]},
+            r"with 2 leads \(I, II\), got shape \[3, 2500\]; pass the names of the",
+        ),
+        ((3, 2, 2500), {"leads": ["I"]}, r"with 1 lead \(I\), got shape \[3, 2, 2500\]; pass the names of the signals' leads"),
+        (
+            (3, 2500),
+            {"leads": ["I"]},
+            r"got shape \[3, 2500\]; for a batch of recordings, pass signals\[:, None\]",
+        ),
         ((2, 6, 2500), {}, r"with 12 leads .* got shape \[2, 6, 2500\]; pass the names"),
         ((2500, 12), {}, r"got shape \[2500, 12\]; swap the last two axes"),
-        ((2500,), {}, r"got shape \[2500\]"),
-        ((1, 1, 12, 2500), {}, "got shape"),
+        ((2500,), {}, r"samples\], got shape \[2500\]: a lead axis is missing$"),
+        ((2500,), {"leads": 1}, r"got shape \[2500\]: a lead axis is missing; for one lead, pass signals\[None\]$"),
+        ((1, 1, 12, 2500), {}, r"samples\], got shape \[1, 1, 12, 2500\]: remove the other axes$"),
         ((2, 12, 0), {}, "no samples"),
         ((12, 2500), {"sampling_rate": 0.5}, "sampling_rate=0.5: expected 50 to 20,000 Hz"),
         ((12, 2500), {"sampling_rate": float("nan")}, "sampling_rate=nan"),
-        ((12, 2500), {"unit": "V"}, "unit='V': use 'mV' or 'uV'"),
+        ((12, 2500), {"sampling_rate": "500"}, "sampling_rate='500': expected a number"),
+        ((12, 2500), {"unit": "mmHg"}, "unit='mmHg': use 'V', 'mV' or 'uV'"),
+        ((12, 2500), {"unit": 1000}, "unit=1000: use 'V', 'mV' or 'uV'"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(
