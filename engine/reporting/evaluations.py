@@ -233,7 +233,8 @@ def _by_class(row: ScoreRow) -> Table:
         for name in order
     ]
     header = ("class", *(["positives"] if has_counts else []), *(_TITLES.get(name, short_name(name)) for name in names))
-    return Table(f"Scores by class, with 95% intervals in brackets{left_out}", header, rows)
+    caption = f"Scores by class, with 95% intervals in brackets, unless there are too few patients for one{left_out}"
+    return Table(caption, header, rows)
 
 
 def _by_class_and_leads(results: Results, row: ScoreRow) -> list[Table]:
