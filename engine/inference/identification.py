@@ -72,8 +72,8 @@ def identify(embedder: Embedder, gallery: SegmentSet, probes: SegmentSet, runner
     if shared:
         key, half = min(shared)
         raise UserError(
-            f"{gallery.name} and {probes.name} share {len(shared)} segments, such as segment {half} of {key}: a probe must not "
-            "be in the gallery"
+            f"{gallery.description} and {probes.description} share {len(shared)} segments, such as segment {half} of {key}: "
+            "a probe must not be in the gallery"
         )
     (gallery, enrolled), (probes, embeddings) = (segments.apply(embedder, runner) for segments in (gallery, probes))
     matching = match(embeddings, enrolled, probes.patient, gallery.patient)

@@ -88,7 +88,9 @@ def _facts(results: Results) -> Table:
     counts = " and ".join(f"{row.num_samples:,} {_unit(results, row)}" for row in levels.values())
     rows = [
         ("dataset", f"{results.dataset} ({results.dataset_fingerprint[:12]})"),
-        ("split", str(splits)),
+        # evaluation.json has "PLAN: SPLIT".
+        ("split", str(splits) if results.plan is None else str(splits).replace(f"{results.plan}: ", "")),
+        ("plan", results.plan or "none"),
         ("labels", f"{labels}, {results.kind}" if labels else results.kind),
         ("samples", f"{counts} of {num_patients:,} patients"),
         (
