@@ -110,7 +110,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     for addition in manifest.additions:
         yield f"added from {addition.source} by ecg-engine {addition.tool_version}"
     size = sum(shard.size for shard in manifest.shards)
-    yield f"{len(manifest.shards)} shards, {size / 1e9:.3f} GB"
+    yield f"{count(len(manifest.shards), 'shard')}, {size / 1e9:.3f} GB"
     yield ""
     num_crops = sum(total.crops for total in manifest.counts.values())
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
@@ -125,7 +125,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
     if contents.num_unknown_patients:
-        yield f"patients unknown: {contents.num_unknown_patients:,} recordings, each of which counts as a patient"
+        yield f"patients unknown: {count(contents.num_unknown_patients, 'recording')}, each of which counts as a patient"
     yield "recorded at " + _list_shares([(f"{rate:g} Hz", num / num_crops) for rate, num in contents.sampling_rates])
     yield "leads " + _list_shares([(shorten_leads(names), num / num_crops) for names, num in contents.leads])
     if contents.num_flat:

@@ -14,6 +14,7 @@ from data_tools.labels import Labeler, label_split
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
+from data_tools.validation import count
 from engine.data import CropStore, find_pretraining_set
 from engine.inference.crop_models import CropModel
 from engine.inference.inputs import COLUMNS, crops_of
@@ -81,7 +82,7 @@ class SegmentSet:
         row_of = {key: row for row, key in enumerate(self.crops["key"].to_pylist())}
         source = crops_of(self.dataset, len(self.crops), lambda: [self.crops])
         summary = Summary()
-        for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {len(model.leads)} leads"):
+        for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {count(len(model.leads), 'lead')}"):
             values[[row_of[crop.key] for crop in crops]] = computed
         chosen = values[self.crop, self.half]
         rows = np.flatnonzero(~np.isnan(chosen).all(1))

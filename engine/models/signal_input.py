@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from data_tools.leads import LEADS, canonical_lead
 from data_tools.recording import CROP_SAMPLES, SAMPLING_RATE
 from data_tools.signal_ops import resample
+from data_tools.validation import count
 from engine.models.model_config import ModelConfig
 from engine.options import UserError
 
@@ -109,7 +110,7 @@ class SignalInput:
         bad_rows = is_bad.any(1).nonzero().flatten().tolist()
         leads = ", ".join(self._leads[lead] for lead in is_bad[bad_rows[0]].nonzero().flatten().tolist())
         where = f"row {bad_rows[0]}, lead {leads}" if is_batch else f"lead {leads}"
-        more = f" (and in {len(bad_rows) - 1} more rows)" if len(bad_rows) > 1 else ""
+        more = f" (and in {count(len(bad_rows) - 1, 'more row')})" if len(bad_rows) > 1 else ""
         raise UserError(f"{where}: contains NaN or infinity{more}; fill the gaps, or leave the recording out")
 
     def cut(self, signals: Tensor, normalize: Callable[[Tensor], Tensor] | None = None) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
+from data_tools.validation import count
 from engine.data import MixtureStore
 from engine.evaluation.results import TITLES
 from engine.models.model_folder import MODEL_FOLDER
@@ -98,8 +99,9 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
     train, world_size = trainer.config.train, trainer.ranks.world_size
     size, num_micro_batches = train.micro_batches(world_size)
     unit = "segments" if trainer.task.pair == "single" else "pairs"
+    batch = count(train.batch_size, unit.removesuffix("s"))
     per_rank = "" if world_size == 1 else " per rank"
-    text = f"{train.batch_size} {unit} per step"
+    text = f"{batch} per step"
     if num_micro_batches > 1:
         text += f" as {num_micro_batches} micro-batches of {size}{per_rank}"
     if memory:

@@ -162,7 +162,7 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
         with pytest.raises(UserError, match=r"^row 2, lead II, V1: contains NaN or infinity; fill the gaps"):
             model.embed(given)
     signals[3] = bad
-    with pytest.raises(UserError, match=r"^row 2, lead V3, V4: contains NaN or infinity \(and in 1 more rows\)"):
+    with pytest.raises(UserError, match=r"^row 2, lead V3, V4: contains NaN or infinity \(and in 1 more row\)"):
         model.embed(signals[:, [1, 6]], leads=["V3", "V4"], sampling_rate=250)
     with pytest.raises(UserError, match=r"^lead II, V1: contains NaN"):
         model.embed(signals[2])
