@@ -1,4 +1,4 @@
-"""Errors as one line."""
+"""Errors as one line, and numbers with their nouns."""
 
 import difflib
 import reprlib
@@ -62,6 +62,17 @@ def suggest(name: str, known: Iterable[str], prefix: str = "") -> str:
     if near:
         return f"; did you mean '{prefix}{near[0]}'?"
     return f"; known: {', '.join(known)}" if known else ""
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """Returns a number with its noun: "1 crop", "2,000 crops".
+
+    Args:
+        number: the number.
+        noun: the noun in the singular.
+        plural: its plural; None for the singular with an s.
+    """
+    return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
 def shorten(value: object) -> str:

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from data_tools.command_line import dataset_location, run_script
+from data_tools.validation import count
 from engine.device import select_device
 from engine.inference import Embedder, embed_input
 from engine.inference.command_line import apply_to_input, make_parser, parse_leads
@@ -56,7 +57,9 @@ def _run(options: argparse.Namespace) -> int:
     leads = None if options.leads is None else parse_leads(options.leads)
     embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
     summary, status = apply_to_input("embed", partial(embed_input, embedder), options, "embedded")
-    sys.stdout.write(f"{options.output}: {summary.num_crops} crops, {summary.num_segments} complete segments\n")
+    sys.stdout.write(
+        f"{options.output}: {count(summary.num_crops, 'crop')}, {count(summary.num_segments, 'complete segment')}\n"
+    )
     return status
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from data_tools.command_line import dataset_location, run_script
 from data_tools.labels import Labeler
 from data_tools.shards.dataset import Dataset
+from data_tools.validation import count
 from engine.device import select_device
 from engine.evaluation.probe import PROBES
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
@@ -72,8 +73,12 @@ class _Session:
         for name, model in self.models:
             num_crops = segments.count_pretrained(model.config)
             if num_crops != 0:
-                claim = "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {num_crops} crops"
-                yield f"{name} {claim} of {segments.name}, so its scores may be too high"
+                claim = (
+                    "may have been pre-trained on crops"
+                    if num_crops is None
+                    else f"was pre-trained on {count(num_crops, 'crop')}"
+                )
+                yield f"{name} {claim} of {segments.description}, so its scores may be too high"
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""
@@ -198,7 +203,8 @@ def _score_labels(session: _Session) -> Evaluation:
         splits |= {"train": session.open(train_split, labeler), "valid": session.open(options.valid_split, labeler)}
         if splits["valid"].name == test.name:
             evaluation.notes.append(
-                f"probes were chosen on {test.name}, the split they are scored on: use a --plan with three splits instead"
+                f"probes were chosen on {test.description}, on which they are also scored: use a --plan with three splits "
+                "instead"
             )
     for (name, number), model, leads in session.runs():
         for method in methods[number]:
@@ -238,7 +244,8 @@ def _add(evaluation: Evaluation, names: tuple[str, str, int, tuple[str, ...]], p
     segments = predictions.segments
     levels = {level: predictions.metrics(level) for level in LEVELS}
     undefined = getattr(levels["recording"][0], "undefined", ())
-    note = f"left out of the means, because {segments.name} has no positives or no negatives of them: {', '.join(undefined)}"
+    note = f"left out of the means: classes without positives or without negatives in {segments.description}: "
+    note += ", ".join(undefined)
     if undefined and note not in evaluation.notes:
         evaluation.notes.append(note)
     arrays = {

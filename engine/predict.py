@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from data_tools.command_line import dataset_location, run_script
+from data_tools.validation import count
 from engine.device import select_device
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
 from engine.inference import Predictor, predict_input
@@ -63,7 +64,9 @@ def _run(options: argparse.Namespace) -> int:
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
         print_error("predict", f"the model has no thresholds: {DEFAULT_THRESHOLD} is used for every class")
     summary, status = apply_to_input("predict", partial(predict_input, predictor), options, "predicted")
-    sys.stdout.write(f"{options.output}: {summary.num_recordings} recordings, {summary.num_segments} segments\n")
+    sys.stdout.write(
+        f"{options.output}: {count(summary.num_recordings, 'recording')}, {count(summary.num_segments, 'segment')}\n"
+    )
     return status
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_tools.shards.manifest import SplitCounts
+from data_tools.validation import count
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,8 @@ class _Summary:
         return sum(counts.crops for counts in self.counts.values())
 
     def _describe(self, crops: str, known: str = "") -> str:
-        splits = ", ".join(f"{split} {counts.crops} crops" for split, counts in self.counts.items())
-        line = f"{self.path}: {self.num_recordings} recordings -> {crops} ({splits}){known}"
+        splits = ", ".join(f"{split} {count(counts.crops, 'crop')}" for split, counts in self.counts.items())
+        line = f"{self.path}: {count(self.num_recordings, 'recording')} -> {crops} ({splits}){known}"
         line += f"; rejected {self.rejected.total()}{by_reason(self.rejected)}"
         if self.partly_used:
             line += f"; used in part {self.partly_used.total()}{by_reason(self.partly_used)}"
@@ -46,7 +47,7 @@ class BuildSummary(_Summary):
 
     def __str__(self) -> str:
         segments = sum(counts.segments for counts in self.counts.values())
-        return self._describe(f"{self.num_crops} crops of 10 s, {segments} segments of 5 s")
+        return self._describe(f"{count(self.num_crops, 'crop')} of 10 s, {count(segments, 'segment')} of 5 s")
 
 
 @dataclass(frozen=True)
@@ -67,9 +68,9 @@ class AdditionSummary(_Summary):
     plans: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return self._describe(f"{self.num_crops} new crops of 10 s", f"; already in the dataset {self.num_known}")
+        return self._describe(f"{count(self.num_crops, 'new crop')} of 10 s", f"; already in the dataset {self.num_known}")
 
 
 def by_reason(counts: Counter[str]) -> str:
     """Returns the counts in parentheses, most frequent reason first; an empty string if there are none."""
-    return " (" + ", ".join(f"{reason} {count}" for reason, count in counts.most_common()) + ")" if counts else ""
+    return " (" + ", ".join(f"{reason} {num}" for reason, num in counts.most_common()) + ")" if counts else ""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, print_line
+from data_tools.validation import count
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,10 +52,10 @@ def _duplicates(options: argparse.Namespace) -> int:
     counts = search.counts
     for (kind, first, other), num_pairs in counts.pairs.items():
         where = f"within {first}" if first == other else f"of {first} and {other}"
-        print_line(f"{kind}: {num_pairs} pairs of crops {where}")
+        print_line(f"{kind}: {count(num_pairs, 'pair')} of crops {where}")
     for kind in ("exact", "near") if options.near else ("exact",):
         if not any(found == kind for found, _, _ in counts.pairs):
-            print_line(f"{kind}: no duplicates among {sum(counts.num_crops.values())} crops")
+            print_line(f"{kind}: no duplicates among {count(sum(counts.num_crops.values()), 'crop')}")
     if any(kind == "exact" and first != other for kind, first, other in counts.pairs):
         print_line("to use each signal only once, build one dataset with --skip-duplicates-of the other")
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
 from data_tools.remote.locations import url_of
+from data_tools.validation import count
 
 _EXIT_PROBLEMS = 1
 
@@ -33,7 +34,8 @@ def _synth(options: argparse.Namespace) -> int:
     done = "already contains" if summary.already_complete else "wrote"
     hours = summary.num_seconds / 3600
     print_line(
-        f"{summary.path}: {done} {summary.num_recordings} recordings of {summary.num_patients} patients, {hours:.2f} hours"
+        f"{summary.path}: {done} {count(summary.num_recordings, 'recording')} of {count(summary.num_patients, 'patient')}, "
+        f"{hours:.2f} hours"
     )
     return 0
 
@@ -278,5 +280,7 @@ def _convert(options: argparse.Namespace) -> int:
             dataset = convert_dataset(options.dataset, out, options.format, options.compression, num_workers=options.workers)
     num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
     size = sum(shard.size for shard in dataset.manifest.shards)
-    print_line(f"{options.out}: {num_crops} crops in {len(dataset.manifest.shards)} shards, {size / 1e9:.3f} GB")
+    print_line(
+        f"{options.out}: {count(num_crops, 'crop')} in {count(len(dataset.manifest.shards), 'shard')}, {size / 1e9:.3f} GB"
+    )
     return 0

@@ -7,6 +7,7 @@ from pathlib import Path
 from data_tools.command_line import Parser, dataset_location
 from data_tools.commands.shared import add_command, add_patients, print_line, print_plans
 from data_tools.remote.locations import url_of
+from data_tools.validation import count
 
 _EXIT_PROBLEMS = 1
 
@@ -79,11 +80,11 @@ def _verify(options: argparse.Namespace) -> int:
         print_line(problem)
         num_problems += 1
     if num_problems:
-        print_line(f"{options.dataset}: {num_problems} problem{'s' if num_problems > 1 else ''}")
+        print_line(f"{options.dataset}: {count(num_problems, 'problem')}")
         return _EXIT_PROBLEMS
     manifest = Dataset.open(options.dataset).manifest
     num_crops = sum(counts.crops for counts in manifest.counts.values())
-    print_line(f"{options.dataset}: no problems ({num_crops} crops in {len(manifest.shards)} shards)")
+    print_line(f"{options.dataset}: no problems ({count(num_crops, 'crop')} in {count(len(manifest.shards), 'shard')})")
     return 0
 
 

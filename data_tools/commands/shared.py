@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from data_tools.command_line import Parser
+from data_tools.validation import count
 
 if TYPE_CHECKING:
     from data_tools.splits.plans import PlanOptions
@@ -42,7 +43,8 @@ def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Name
     ).plans
     for name in plan.names():
         counts = ", ".join(
-            f"{split} {counts.crops} crops of {counts.patients} patients" for split, counts in plans[name].counts.items()
+            f"{split} {count(counts.crops, 'crop')} of {count(counts.patients, 'patient')}"
+            for split, counts in plans[name].counts.items()
         )
         print_line(f"{getattr(options, 'dataset', None) or options.out}: plan {name}: {counts}")
 

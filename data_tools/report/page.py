@@ -63,10 +63,10 @@ def _sections(dataset: Dataset, num_examples: int) -> Iterator[Section]:
         yield distributions_section(samples, sample.draw_heart_rates())
     yield labels_section(contents.labels, num_recordings)
     if limits is None:
-        yield quality_section(sample.measures, QualityLimits(), None)
+        yield quality_section(sample.measures, QualityLimits(), None, contents.describe_flat())
     else:
         measures, verdicts = read_verdicts(dataset, limits)
-        yield quality_section(measures, limits, verdicts)
+        yield quality_section(measures, limits, verdicts, contents.describe_flat())
     yield rejected_section(dataset, num_examples, has_quality=limits is not None)
     if sample.examples:
         yield Section("Examples", [Figures("Crops of this dataset.", sample.examples, is_wide=True)])

@@ -2,10 +2,13 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from data_tools.build.crops import key_prefix
 from data_tools.leads import LEADS
 from data_tools.pages.page import Block, Cell, Figures, Panel, Section, Table, Text
 from data_tools.quality.limits import QualityLimits
@@ -17,6 +20,7 @@ from data_tools.report.measures import MeasureCounts
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import QUALITY_FILE
 from data_tools.shards.tables import read_groups
+from data_tools.validation import count
 
 _TITLES: Final[dict[Measure, str]] = {
     "nan": "Invalid samples",
@@ -37,6 +41,7 @@ _DEFINITIONS: Final[dict[Measure, str]] = {
 _SHARES = (0.5, 0.95, 0.99)
 _MAX_CATEGORIES = 30
 _BINS_IN_ONE = 2
+_MAX_LEADS = 4
 
 
 def read_verdicts(dataset: Dataset, limits: QualityLimits) -> tuple[MeasureCounts, Counter[str]]:
@@ -49,11 +54,18 @@ def read_verdicts(dataset: Dataset, limits: QualityLimits) -> tuple[MeasureCount
         DatasetError: it cannot be read.
     """
     measures, verdicts = MeasureCounts(limits), Counter[str]()
-    for table in read_groups(dataset.path / QUALITY_FILE, [*MEASURES, "category"]):
-        measures.add(measures_array(table))
+    for table in read_groups(dataset.path / QUALITY_FILE, [*MEASURES, "category", "source", "recording", "start"]):
+        measures.add(measures_array(table), partial(_crop_name, table))
         for entry in pc.value_counts(table["category"].combine_chunks()):
             verdicts[entry["values"].as_py() or ""] += entry["counts"].as_py()
     return measures, verdicts
+
+
+def _crop_name(table: pa.Table, row: int) -> str:
+    """Returns the key of a crop of quality.parquet, and its verdict."""
+    source, recording, start, category = (table[name][row].as_py() for name in ("source", "recording", "start", "category"))
+    key = f"{key_prefix(source, recording)}-{start}"
+    return f"{key} (rejected: {category})" if category else key
 
 
 def verdicts_table(verdicts: Counter[str]) -> Table:
@@ -65,27 +77,32 @@ def verdicts_table(verdicts: Counter[str]) -> Table:
     )
 
 
-def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Counter[str] | None) -> Section:
+def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Counter[str] | None, flat: str = "") -> Section:
     """Returns the section about quality.
 
     Args:
         measures: measures of all crops that were read, or of a sample of the dataset.
         limits: limits of the build.
         verdicts: verdicts from :func:`read_verdicts`; None if the build had no limits.
+        flat: text about the dataset's crops with constant leads; empty if there are none.
     """
     blocks: list[Block] = []
     if verdicts is None:
         blocks.append(
             Text(
                 f"This dataset was built without --quality, so no crop was rejected for its quality; the measures are those of "
-                f"{measures.num_crops:,} crops from all over the dataset."
+                f"{count(measures.num_crops, 'crop')} from all over the dataset. `ecg-data build --quality default` rejects "
+                "crops with leads that are flat, clipped or noisy, or inconsistent limb leads."
             )
         )
     else:
         blocks.append(verdicts_table(verdicts))
+    if flat:
+        blocks.append(Text(f"The dataset contains {flat}."))
     known = [name for name in MEASURES if measures.num_values(name)]
     blocks += [
         _summary(measures, limits, known),
+        *([_worst(measures)] if any(measures.worst.values()) else []),
         Figures(
             "Distributions over all leads; zeros are not drawn.",
             [_draw(measures, limits, name) for name in known if measures.maximum(name) > 0],
@@ -115,6 +132,20 @@ def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Mea
         rows.append([_TITLES[name], *(_with_unit(value, name) for value in values), shown, _DEFINITIONS[name]])
     header = ("", *("median" if share == 0.5 else f"{100 * share:g}%" for share in _SHARES), "highest", "limit", "definition")
     return Table("Percentiles of the measures over all leads", header, rows)
+
+
+def _worst(measures: MeasureCounts) -> Table:
+    rows: list[Sequence[str | Cell]] = [
+        [_TITLES[name], crop.name, _with_unit(crop.value, name), _shorten(crop.leads)]
+        for name, crops in measures.worst.items()
+        for crop in crops
+    ]
+    return Table("Crops with the highest values", ("", "crop", "highest", "leads"), rows)
+
+
+def _shorten(leads: Sequence[str]) -> str:
+    more = f" and {len(leads) - _MAX_LEADS} more" if len(leads) > _MAX_LEADS else ""
+    return ", ".join(leads[:_MAX_LEADS]) + more
 
 
 def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:

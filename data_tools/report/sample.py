@@ -75,7 +75,8 @@ def read_sample(dataset: Dataset, samples: duckdb.DuckDBPyConnection, num_exampl
 def _add(sample: Sample, signal: NDArray[np.int16], row: dict[str, Any]) -> None:
     crop = (signal[:, : row["num_valid_samples"]] / np.float32(1000)).astype(np.float32)
     sample.num_crops += 1
-    sample.measures.add(measure_leads(crop, [number for number, lead in enumerate(LEADS) if lead in row["leads"]])[None])
+    measured = measure_leads(crop, [number for number, lead in enumerate(LEADS) if lead in row["leads"]])
+    sample.measures.add(measured[None], lambda _: row["key"])
     rate = find_heart_rate(crop)
     if rate is not None:
         sample.heart_rates.append(rate)

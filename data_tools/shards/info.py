@@ -14,6 +14,7 @@ from data_tools.recording import SAMPLING_RATE, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import REJECTED_FILE, SAMPLES_FILE
 from data_tools.shards.tables import count_reasons, open_samples
+from data_tools.validation import count
 
 # Names are grouped by their hashes, because DuckDB spills hash tables of numbers but not of many strings.
 _COUNTS = """
@@ -36,10 +37,13 @@ _LABELS = """
     FROM (SELECT labels_hash, count(*) AS num_recordings FROM recordings GROUP BY ALL)
     JOIN (SELECT DISTINCT md5_number(array_to_string(labels, chr(0))) AS labels_hash, labels FROM samples) USING (labels_hash)
 """
-
+# Each crop's number of recorded leads that are constant; a crop without any other lead is not in a dataset.
+_FLAT = "SELECT key, num_flat_leads FROM samples WHERE num_flat_leads > 0 ORDER BY num_flat_leads DESC, file_row_number LIMIT ?"
+_NUM_FLAT = "SELECT count(*) FROM samples WHERE num_flat_leads > 0"
 
 _MAX_LISTED = 5  # sampling rates, or combinations of leads
 _MAX_LEADS_WIDTH = 24
+_MAX_FLAT = 3
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,8 @@ class Contents:
         leads: combinations of leads, separated by spaces, with the number of crops, the most frequent first.
         labels: number of recordings with each label.
         num_unknown_patients: number of recordings whose patient is unknown, so that each counts as a patient.
+        num_flat: number of crops with constant leads.
+        flat: keys of the first crops with the most constant leads, and numbers of these leads.
     """
 
     counts: list[tuple[str, str, int, int, int, int, int]]
@@ -59,6 +65,16 @@ class Contents:
     leads: list[tuple[str, int]]
     labels: Counter[str]
     num_unknown_patients: int
+    num_flat: int
+    flat: list[tuple[str, int]]
+
+    def describe_flat(self) -> str:
+        """Returns how many crops have constant leads and names the first ones; empty if there are none."""
+        if not self.num_flat:
+            return ""
+        named = ", ".join(f"{key} ({count(num, 'lead')})" for key, num in self.flat)
+        such_as = ", such as" if self.num_flat > len(self.flat) else ":"
+        return f"{count(self.num_flat, 'crop')} with constant leads{such_as} {named}"
 
 
 def read_contents(samples: duckdb.DuckDBPyConnection) -> Contents:
@@ -72,7 +88,9 @@ def read_contents(samples: duckdb.DuckDBPyConnection) -> Contents:
     for codes, num_recordings in samples.execute(_LABELS).fetchall():
         labels.update(dict.fromkeys(codes, num_recordings))
     ((num_unknown_patients,),) = samples.execute(_UNKNOWN_PATIENTS).fetchall()
-    return Contents(counts, rates, leads, labels, num_unknown_patients)
+    ((num_flat,),) = samples.execute(_NUM_FLAT).fetchall()
+    flat = samples.execute(_FLAT, [_MAX_FLAT]).fetchall()
+    return Contents(counts, rates, leads, labels, num_unknown_patients, num_flat, flat)
 
 
 def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
@@ -92,7 +110,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     for addition in manifest.additions:
         yield f"added from {addition.source} by ecg-engine {addition.tool_version}"
     size = sum(shard.size for shard in manifest.shards)
-    yield f"{len(manifest.shards)} shards, {size / 1e9:.3f} GB"
+    yield f"{count(len(manifest.shards), 'shard')}, {size / 1e9:.3f} GB"
     yield ""
     num_crops = sum(total.crops for total in manifest.counts.values())
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
@@ -107,9 +125,11 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     yield from align(["split", "source", "recordings", "patients", "crops", "segments", "hours"], rows)
     yield ""
     if contents.num_unknown_patients:
-        yield f"patients unknown: {contents.num_unknown_patients:,} recordings, each of which counts as a patient"
+        yield f"patients unknown: {count(contents.num_unknown_patients, 'recording')}, each of which counts as a patient"
     yield "recorded at " + _list_shares([(f"{rate:g} Hz", num / num_crops) for rate, num in contents.sampling_rates])
     yield "leads " + _list_shares([(shorten_leads(names), num / num_crops) for names, num in contents.leads])
+    if contents.num_flat:
+        yield contents.describe_flat()
     yield ""
     yield from _describe_labels(contents.labels, num_labels, num_recordings)
     yield ""
@@ -143,7 +163,7 @@ def _describe_labels(labels: Counter[str], num_labels: int, num_recordings: int)
         return
     listed = labels.most_common(num_labels)
     yield f"labels of recordings ({len(listed)} of {len(labels)}, by frequency)"
-    rows = [[code, count, f"{100 * count / num_recordings:.1f}%", DIAGNOSES.get(code, "")] for code, count in listed]
+    rows = [[code, num, f"{100 * num / num_recordings:.1f}%", DIAGNOSES.get(code, "")] for code, num in listed]
     yield from align(["code", "recordings", "share", "name"], rows)
 
 
@@ -153,8 +173,8 @@ def _describe_rejected(dataset: Dataset) -> Iterator[str]:
     for counts, heading in ((unused, None), (partly, f"used only in part: {partly.total()}")):
         if heading:
             yield heading
-        for reason, count in counts.most_common():
-            yield f"  {reason}: {count}"
+        for reason, num in counts.most_common():
+            yield f"  {reason}: {num}"
 
 
 def align(header: Sequence[str], rows: Sequence[Sequence[object]]) -> Iterator[str]:

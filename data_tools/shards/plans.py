@@ -77,6 +77,11 @@ def read_plan(dataset: Dataset, name: str) -> PlanRows:
     return PlanRows(f"{dataset.location}: plan '{name}'", plan_splits(dataset, name), codes, segments)
 
 
+def describe_split(split: str, plan: str | None) -> str:
+    """Returns a split's name for messages: "split 'test' of plan 'random'", or without a plan "split 'valid'"."""
+    return f"split '{split}'" if plan is None else f"split '{split}' of plan '{plan}'"
+
+
 def plan_splits(dataset: Dataset, name: str) -> tuple[str, ...]:
     """Returns the names of a plan's splits.
 

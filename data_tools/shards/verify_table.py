@@ -9,6 +9,7 @@ import pyarrow as pa
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.manifest import SAMPLES_FILE, Manifest, PlansInfo, SplitCounts
 from data_tools.shards.tables import SAMPLES_SCHEMA, open_samples, read_groups
+from data_tools.validation import count
 
 _SHARDS = """
     SELECT split, shard, min(file_row_number) AS first, max(file_row_number), count(*) FROM samples GROUP BY ALL ORDER BY first
@@ -60,8 +61,8 @@ def rows_by_shard(path: Path, manifest: Manifest, columns: list[str] | None = No
 def _cut(tables: Iterator[pa.Table], counts: Iterable[int]) -> Iterator[pa.Table]:
     """Cuts a stream of tables into tables with the given numbers of rows; the stream must be long enough."""
     rest = SAMPLES_SCHEMA.empty_table()
-    for count in counts:
-        pieces, num_missing = [], count
+    for num_rows in counts:
+        pieces, num_missing = [], num_rows
         while num_missing:
             rest = rest if len(rest) else next(tables)
             pieces.append(rest.slice(0, num_missing))
@@ -90,7 +91,7 @@ def check_samples(path: Path, manifest: Manifest) -> Iterator[str]:
                 if number != actual:
                     yield f"split '{split}': {number} {name} in the manifest, {actual} in {SAMPLES_FILE}"
         for first, second, num_shared, example in database.execute(_SHARED_PATIENTS).fetchall():
-            yield f"splits '{first}' and '{second}' share {num_shared} patients, such as {example}"
+            yield f"splits '{first}' and '{second}' share {count(num_shared, 'patient')}, such as {example}"
 
 
 def check_plans(samples: Path, info: PlansInfo) -> Iterator[str]:
@@ -118,4 +119,4 @@ def check_plans(samples: Path, info: PlansInfo) -> Iterator[str]:
             query = _SHARED_IN_PLAN.format(split=f'plans."{name}"::VARCHAR', patient=patient)
             ((num_shared, example),) = database.execute(query).fetchall()
             if num_shared:
-                yield f"{info.file}: splits of plan '{name}' share {num_shared} patients, such as {example}"
+                yield f"{info.file}: splits of plan '{name}' share {count(num_shared, 'patient')}, such as {example}"

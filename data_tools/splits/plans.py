@@ -15,6 +15,7 @@ from data_tools.labels import read_label_table
 from data_tools.labels.definition import LABEL_COLUMNS
 from data_tools.shards.dataset import Dataset
 from data_tools.splits.cohort import PlanError
+from data_tools.validation import count
 
 _MAX_FOLDS = 100
 
@@ -226,7 +227,8 @@ class ColumnPlan:
                 (FROM numbered SELECT patient GROUP BY patient HAVING min(number) < max(number))
             """).fetchall()
             raise PlanError(
-                f"{self.table}: column '{self.column}' puts {num_split} patients in more than one split, such as {example}"
+                f"{self.table}: column '{self.column}' puts {count(num_split, 'patient')} in more than one split, "
+                f"such as {example}"
             )
         database.execute("CREATE TABLE last AS FROM numbered SELECT person, max(number) AS number GROUP BY person")
         used = "(SELECT number FROM numbered JOIN last USING (person, number) WHERE numbered.row = crops.row)"

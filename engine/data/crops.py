@@ -12,6 +12,7 @@ import numpy.typing as npt
 from data_tools.labels import LabelDefinition
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
+from data_tools.shards.plans import describe_split
 from data_tools.shards.store import ALL_LEADS
 from engine.data.crop_index import Selection, open_index
 from engine.data.shared_plans import read_shared_plan
@@ -115,6 +116,7 @@ class CropStore(SampleStore):
 
     Attributes:
         split: name of the split; with a plan, "PLAN: SPLIT".
+        description: the split for messages, see :func:`data_tools.shards.plans.describe_split`.
         origin: where the samples come from: ``dataset``, its fingerprint; ``plan`` and ``split``, as given; and ``crops``, the
             store's ``fingerprint``.
         crop: int32 [num_samples], row of each sample's crop in the split's part of the table; with a plan, in the whole table.
@@ -141,6 +143,7 @@ class CropStore(SampleStore):
     ) -> None:
         self.locations = (dataset.location,)
         self.split = split if plan is None else f"{plan}: {split}"
+        self.description = describe_split(split, plan)
         self.fingerprint = dataset.fingerprint
         self.first_row = dataset.first_row(split) if plan is None else 0
         segments, needs_label = None, chosen is not None
@@ -159,7 +162,7 @@ class CropStore(SampleStore):
         self.num_samples = len(self.crop)
         if not self.num_samples:
             what = "10-s crop" if unit == "crop" else "5-s segment"
-            problem = f"{dataset.location}: split '{self.split}' contains no complete {what}"
+            problem = f"{dataset.location}: {self.description} contains no complete {what}"
             if needs_label:
                 raise DatasetError(f"{problem} with a label: label more of its recordings, or choose another split")
             raise DatasetError(f"{problem}: build the dataset from more or longer recordings")

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import hypergeom
 
+from data_tools.validation import count
 from engine.evaluation.arrays import FloatArray, IntArray, first_names, ratio
 from engine.options import UserError
 
@@ -132,7 +133,10 @@ def match(
     missing = np.setdiff1d(probe_numbers, gallery_numbers)
     if len(missing):
         listed = first_names([str(name) for name in names[missing]])
-        raise UserError(f"{len(missing)} patients of the probes are not in the gallery: {listed}")
+        raise UserError(
+            f"{count(len(missing), 'patient')} of the probes {'is' if len(missing) == 1 else 'are'} not in the gallery: "
+            f"{listed}"
+        )
     pairs = _genuine_pairs(probe_numbers, gallery_numbers)
     genuine = np.sort(np.concatenate([block[rows, columns] for block, rows, columns in _blocks(left, right, pairs)]))
     ranks: list[IntArray] = []

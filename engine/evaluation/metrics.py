@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from engine.evaluation import challenge, classification
-from engine.evaluation.arrays import FloatArray, as_flags, as_scores, check_shapes, macro, weighted_mean
+from engine.evaluation.arrays import BoolArray, FloatArray, as_flags, as_scores, check_shapes, macro, weighted_mean
 from engine.evaluation.challenge import Rewards
 from engine.evaluation.identification import Matching
 from engine.evaluation.ranking import ClassRankings
@@ -41,10 +41,12 @@ class Metrics(ABC):
     Attributes:
         num_samples: N.
         classes: names of the rows of ``Values.per_class``.
+        positives: bool [N, C], which samples are of which class; ``None`` if the rows of ``Values.per_class`` are not classes.
     """
 
     num_samples: int
     classes: tuple[str, ...] = ()
+    positives: BoolArray | None = None
 
     @abstractmethod
     def __call__(self, weights: FloatArray) -> Values:
@@ -91,6 +93,7 @@ class MultilabelMetrics(Metrics):
     ) -> None:
         self._targets, self._probabilities = as_flags(targets), _as_probabilities(probabilities)
         check_shapes(self._targets, self._probabilities, 2)
+        self.positives = self._targets
         self.num_samples, num_classes = self._targets.shape
         self.classes = _class_names(classes, num_classes)
         self._decisions = decide(self._probabilities, thresholds)
@@ -163,6 +166,7 @@ class MulticlassMetrics(Metrics):
         self.classes = _class_names(classes, num_classes)
         predicted = self._probabilities.argmax(1)
         self._targets, self._decisions = (np.arange(num_classes) == rows[:, None] for rows in (numbers, predicted))
+        self.positives = self._targets
         self._rankings = ClassRankings(self._targets, self._probabilities)
         self._is_right = (predicted == numbers)[:, None]
         self._confidence = self._probabilities.max(1, keepdims=True)

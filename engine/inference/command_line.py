@@ -12,7 +12,7 @@ import torch
 
 from data_tools.command_line import Parser
 from data_tools.leads import LEADS
-from data_tools.validation import first_line
+from data_tools.validation import count, first_line
 from engine.data.options import find_leads
 from engine.device import DTYPES
 from engine.inference.run import NUM_EXAMPLES, Runner, Summary
@@ -98,9 +98,11 @@ def apply_to_input(
     summary = explain_errors(apply, options.output)
     for names, num_crops in summary.missing_leads.most_common():
         leads, recordings = shorten(names), shorten(summary.examples[names], NUM_EXAMPLES)
-        print_error(script, f"{num_crops} crops lack {leads}, which were set to zero; recordings: {recordings}")
+        lacking = f"{count(num_crops, 'crop')} {'lacks' if num_crops == 1 else 'lack'} {leads}"
+        print_error(script, f"{lacking}, which were set to zero; recordings: {recordings}")
     if summary.num_skipped:
-        print_error(script, f"{summary.num_skipped} recordings or parts of recordings could not be {done} (listed above)")
+        skipped = count(summary.num_skipped, "recording or part of one", "recordings or parts of recordings")
+        print_error(script, f"{skipped} could not be {done} (listed above)")
     return summary, _EXIT_INCOMPLETE if summary.num_skipped else 0
 
 

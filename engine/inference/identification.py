@@ -6,6 +6,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from data_tools.validation import count
 from engine.evaluation import IdentificationMetrics, Matching, match
 from engine.inference.crop_models import Embedder
 from engine.inference.run import Runner
@@ -72,8 +73,8 @@ def identify(embedder: Embedder, gallery: SegmentSet, probes: SegmentSet, runner
     if shared:
         key, half = min(shared)
         raise UserError(
-            f"{gallery.name} and {probes.name} share {len(shared)} segments, such as segment {half} of {key}: a probe must not "
-            "be in the gallery"
+            f"{gallery.description} and {probes.description} share {count(len(shared), 'segment')}, such as segment {half} of "
+            f"{key}: a probe must not be in the gallery"
         )
     (gallery, enrolled), (probes, embeddings) = (segments.apply(embedder, runner) for segments in (gallery, probes))
     matching = match(embeddings, enrolled, probes.patient, gallery.patient)

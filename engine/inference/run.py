@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from data_tools.validation import count
 from engine.inference.crop_models import CropModel, Embedder, Predictor
 from engine.inference.inputs import Crop, Input, Skipped, open_input
 from engine.inference.predictions import PredictionStore
@@ -95,7 +96,8 @@ class Runner:
         if num_without_leads:
             summary.num_skipped += num_without_leads
             examples = ", ".join(without_leads) + ", ..." * (num_without_leads > NUM_EXAMPLES)
-            self.report(f"{num_without_leads} crops have none of the leads {', '.join(model.leads)}: {examples}")
+            lacking = f"{count(num_without_leads, 'crop')} {'has' if num_without_leads == 1 else 'have'} none of the leads"
+            self.report(f"{lacking} {', '.join(model.leads)}: {examples}")
 
     def skip(self, summary: Summary, where: str, reason: str) -> None:
         """Counts and reports an input that cannot be used."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from data_tools.labels import Labeler, label_split
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.plans import describe_split
+from data_tools.validation import count
 from engine.data import CropStore, find_pretraining_set
 from engine.inference.crop_models import CropModel
 from engine.inference.inputs import COLUMNS, crops_of
@@ -29,7 +31,8 @@ class SegmentSet:
 
     Attributes:
         dataset: the dataset.
-        name: name of the split, for messages.
+        name: name of the split; with a plan, "PLAN: SPLIT".
+        description: the split for messages, see :func:`data_tools.shards.plans.describe_split`.
         crops: the rows of samples.parquet for the crops that contain the segments.
         row: int64 [crops], the numbers of these rows.
         crop: int64 [S], row in ``crops``.
@@ -41,6 +44,7 @@ class SegmentSet:
 
     dataset: Dataset
     name: str
+    description: str
     crops: pa.Table
     row: NDArray[np.int64]
     crop: NDArray[np.int64]
@@ -78,12 +82,12 @@ class SegmentSet:
         row_of = {key: row for row, key in enumerate(self.crops["key"].to_pylist())}
         source = crops_of(self.dataset, len(self.crops), lambda: [self.crops])
         summary = Summary()
-        for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {len(model.leads)} leads"):
+        for crops, computed, _ in runner.apply(model, source, summary, f"{self.name}, {count(len(model.leads), 'lead')}"):
             values[[row_of[crop.key] for crop in crops]] = computed
         chosen = values[self.crop, self.half]
         rows = np.flatnonzero(~np.isnan(chosen).all(1))
         if not len(rows):
-            raise UserError(f"{self.name}: no crop has any of the leads {', '.join(model.leads)}")
+            raise UserError(f"{self.description}: no crop has any of the leads {', '.join(model.leads)}")
         return self.take(rows), chosen[rows]
 
     def take(self, rows: NDArray[np.int64]) -> "SegmentSet":
@@ -109,8 +113,8 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
     labels = None if labeler is None else label_split(dataset, split if plan is None else None, labeler)
     if labels is not None and not labels.is_labeled.any():
         raise UserError(
-            f"{dataset.location}: no crop of split '{split}' has a label of {labels.definition.name}; `ecg-data info` lists "
-            "its labels, and --labels chooses them"
+            f"{dataset.location}: no crop of {describe_split(split, plan)} has a label of {labels.definition.name}; "
+            "`ecg-data info` lists its labels, and --labels chooses them"
         )
     store = CropStore(dataset, split, plan=plan, unit="segment", chosen=None if labels is None else labels.is_labeled)
     assert store.half is not None
@@ -119,6 +123,7 @@ def open_segments(dataset: Dataset, split: str, plan: str | None, labeler: Label
     return SegmentSet(
         dataset=dataset,
         name=split if plan is None else f"{plan}: {split}",
+        description=describe_split(split, plan),
         crops=pa.concat_tables([dataset.samples(name, COLUMNS) for name in splits]).take(rows),
         row=store.first_row + rows.astype(np.int64),
         crop=crop,

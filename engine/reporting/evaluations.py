@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from data_tools.pages.page import Block, Cell, Figures, Notice, Panel, Section, Table, Text
 from data_tools.pages.svg import COLORS, draw, draw_legend_below, size_with_legend
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import count
 from engine.evaluation.results import COLUMNS
 from engine.options import UserError
 from engine.reporting.curves import curve_blocks, regression_block, reliability_block
@@ -88,9 +89,11 @@ def _facts(results: Results) -> Table:
     counts = " and ".join(f"{row.num_samples:,} {_unit(results, row)}" for row in levels.values())
     rows = [
         ("dataset", f"{results.dataset} ({results.dataset_fingerprint[:12]})"),
-        ("split", str(splits)),
+        # evaluation.json has "PLAN: SPLIT".
+        ("split", str(splits) if results.plan is None else str(splits).replace(f"{results.plan}: ", "")),
+        ("plan", results.plan or "none"),
         ("labels", f"{labels}, {results.kind}" if labels else results.kind),
-        ("samples", f"{counts} of {num_patients:,} patients"),
+        ("samples", f"{counts} of {count(num_patients, 'patient')}"),
         (
             "intervals",
             f"95%, {results.bootstrap_resamples:,} bootstrap resamples of patients" if results.bootstrap_resamples else "none",
@@ -107,8 +110,8 @@ def _notices(results: Results) -> list[Block]:
         blocks.insert(
             0,
             Notice(
-                f"Only {fewest.num_samples} {what} of {fewest.num_patients} patients: the scores show that everything runs, "
-                "not how good the model is."
+                f"Only {fewest.num_samples} {what} of {count(fewest.num_patients, 'patient')}: the scores show that everything "
+                "runs, not how good the model is."
             ),
         )
     return blocks
@@ -223,7 +226,11 @@ def _by_class(row: ScoreRow) -> Table:
     counts = {name: _count(scores) for name, scores in row.per_class.items()}
     has_counts = any(count is not None for count in counts.values())
     order = sorted((name for name in row.per_class if counts[name] != 0), key=lambda name: -(counts[name] or 0))
-    left_out = f"; {len(counts) - len(order)} classes without positives are left out" if len(order) < len(counts) else ""
+    left_out = (
+        f"; {count(len(counts) - len(order), 'class', 'classes')} without positives left out"
+        if len(order) < len(counts)
+        else ""
+    )
     rows = [
         (
             name,
@@ -233,7 +240,8 @@ def _by_class(row: ScoreRow) -> Table:
         for name in order
     ]
     header = ("class", *(["positives"] if has_counts else []), *(_TITLES.get(name, short_name(name)) for name in names))
-    return Table(f"Scores by class, with 95% intervals in brackets{left_out}", header, rows)
+    caption = f"Scores by class, with 95% intervals in brackets, unless there are too few patients for one{left_out}"
+    return Table(caption, header, rows)
 
 
 def _by_class_and_leads(results: Results, row: ScoreRow) -> list[Table]:

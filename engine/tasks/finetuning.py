@@ -18,6 +18,8 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
+from data_tools.shards.plans import describe_split
+from data_tools.validation import count
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
 from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_set, read_shared_plan
@@ -206,9 +208,11 @@ class FinetuningTask(Task):
                 continue
             num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
             if num_crops != 0:
-                claim = "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {num_crops} crops"
+                claim = "may have been pre-trained on crops"
+                if num_crops is not None:
+                    claim = f"was pre-trained on {count(num_crops, 'crop')}"
                 notices.append(
-                    f"{config.init_from} {claim} of split '{split}' of plan '{config.data.plan}', so scores on it may be too "
+                    f"{config.init_from} {claim} of {describe_split(split, config.data.plan)}, so scores on it may be too "
                     "high: pre-train with a plan that holds them out"
                 )
         return notices

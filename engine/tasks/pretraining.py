@@ -72,7 +72,7 @@ class PretrainingTask(Task):
                 plans = plans_info(dataset).plans
                 choice = "set data.plan=pretrain" if "pretrain" in plans else f"set data.plan={' or data.plan='.join(plans)}"
                 raise UserError(
-                    f"{dataset.location}: {len(rows)} of {store.num_samples} {unit}s of split '{store.split}' are held out "
+                    f"{dataset.location}: {len(rows)} of {store.num_samples} {unit}s of {store.description} are held out "
                     f"from pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
                 )
         return {name: Split(store) for name, store in stores.items()}

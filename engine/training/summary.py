@@ -12,7 +12,9 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
+from data_tools.validation import count
 from engine.data import MixtureStore
+from engine.evaluation.results import TITLES
 from engine.models.model_folder import MODEL_FOLDER
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, describe_validation, read_rows, select
 from engine.training.throughput import device_name
@@ -32,7 +34,7 @@ class Summary:
     Rates are medians over its rows without the first tenth (warm-up). First and last metrics are medians over the first and
     last ``num_averaged`` rows, a tenth of the run each. ``crops_per_second`` counts segments if the task's samples are single
     segments. ``device_hours_200_epochs`` is None for fine-tuning, and ``valid_exported`` has the validation metrics of the
-    exported step, empty if there are none.
+    exported step, empty if there are none. ``score`` names the validation metric that selects the best checkpoint.
     """
 
     steps: int
@@ -40,6 +42,7 @@ class Summary:
     loss_first: float
     loss_last: float
     valid_loss_last: float | None
+    score: str
     exported_step: int | None
     valid_exported: dict[str, float]
     accuracies_last: dict[str, float]
@@ -96,8 +99,9 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
     train, world_size = trainer.config.train, trainer.ranks.world_size
     size, num_micro_batches = train.micro_batches(world_size)
     unit = "segments" if trainer.task.pair == "single" else "pairs"
+    batch = count(train.batch_size, unit.removesuffix("s"))
     per_rank = "" if world_size == 1 else " per rank"
-    text = f"{train.batch_size} {unit} per step"
+    text = f"{batch} per step"
     if num_micro_batches > 1:
         text += f" as {num_micro_batches} micro-batches of {size}{per_rank}"
     if memory:
@@ -121,6 +125,7 @@ def conclude_run(trainer: Trainer, exported_step: int | None = None) -> None:
         return
     summary = summarize(
         metrics,
+        score=trainer.task.score(config).name,
         exported_step=exported_step,
         unit=trainer.task.unit,
         num_samples=None if trainer.task.exports_model else trainer.data.train.order.num_samples,
@@ -140,6 +145,7 @@ def conclude_run(trainer: Trainer, exported_step: int | None = None) -> None:
 def summarize(
     metrics: Path,
     *,
+    score: str,
     exported_step: int | None,
     unit: str,
     num_samples: int | None,
@@ -168,6 +174,7 @@ def summarize(
         loss_first=median(row["loss"] for row in rows[:ends]),
         loss_last=median(row["loss"] for row in rows[-ends:]),
         valid_loss_last=valid[-1].get("loss") if valid else None,
+        score=score,
         exported_step=exported_step,
         valid_exported={name: value for row in exported for name, value in row.items() if name not in {"kind", "step"}},
         accuracies_last=select(last, ACCURACY),
@@ -194,7 +201,9 @@ def summarize(
 def write_summary(summary: Summary, folder: Path) -> str:
     """Writes ``summary.json`` and ``loss.png``; returns the text for the terminal."""
     write_text(folder / "summary.json", json.dumps(asdict(summary), indent=1) + "\n")
-    plot_losses(folder / "metrics.jsonl", folder / "loss.png")
+    figure = plot_metrics(folder / "metrics.jsonl", summary.score, summary.exported_step)
+    with atomic_write(folder / "loss.png") as file:
+        figure.savefig(file, format="png", dpi=130)
     rows = f"first and last {summary.num_averaged} logged steps" if summary.num_averaged > 1 else "first and last logged step"
     lines = {
         "steps": f"{summary.steps}, {summary.precision}, ZeRO-{summary.zero_stage}, {summary.world_size} x {summary.device}",
@@ -231,30 +240,44 @@ def _describe_paper_epochs(summary: Summary) -> str:
     )
 
 
-def plot_losses(metrics: Path, out: Path) -> None:
-    """Plots metrics of training and validation over the steps: losses, accuracies with their chance levels, learning rate."""
+def plot_metrics(metrics: Path, score: str = "loss", exported_step: int | None = None) -> Figure:
+    """Plots metrics of training and validation over the steps: losses, accuracies with their chance levels, learning rate.
+
+    Args:
+        metrics: a run's ``metrics.jsonl``, which must contain a training row.
+        score: the validation metric that selects the best checkpoint; it has a panel if validation has it.
+        exported_step: the step of the exported model, which is marked in the panel of the score; None: no mark.
+    """
     train, valid = read_rows(metrics, "train"), read_rows(metrics, "valid")
-    names = [name for name in train[-1] if name == "loss" or name.startswith(("loss_", ACCURACY))]
+    names = [score] if score not in train[-1] and _points(valid, score)[0] else []
+    names += [name for name in train[-1] if name == "loss" or name.startswith(("loss_", ACCURACY))]
     names += [name for name in _PANELS if name in train[-1]]
     num_columns = min(4, len(names))
     num_rows = -(-len(names) // num_columns)
     figure = Figure(figsize=(3.6 * num_columns, 3.0 * num_rows), layout="constrained")
     for number, name in enumerate(names, start=1):
         axes = figure.add_subplot(num_rows, num_columns, number)
-        axes.plot(*_points(train, name), color="#4c72b0", linewidth=0.8, alpha=0.45)
-        axes.plot(*_smooth(train, name), color="#4c72b0", linewidth=1.8, label="training")
+        if name in train[-1]:
+            axes.plot(*_points(train, name), color="#4c72b0", linewidth=0.8, alpha=0.45)
+            axes.plot(*_smooth(train, name), color="#4c72b0", linewidth=1.8, label="training")
         if valid:
             axes.plot(*_points(valid, name), "o-", color="#c44e52", markersize=4, linewidth=1.2, label="validation")
         chance = CHANCE + name.removeprefix(ACCURACY)
         if chance in train[-1]:
             axes.plot(*_smooth(train, chance), "--", color="#6b7280", linewidth=1.2, label="chance")
-        axes.set_title(name.replace("_", " "), fontsize=10)
+        exported = _points([row for row in valid if row["step"] == exported_step], name)
+        if name == score and exported[0]:
+            axes.plot(*exported, "*", color="#111827", markersize=12, zorder=3, label="exported model")
+        axes.set_title(_title(name), fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
-        if number == 1 or chance in train[-1]:
+        if name in {"loss", score} or chance in train[-1]:
             axes.legend(frameon=False, fontsize=8)
-    with atomic_write(out) as file:
-        figure.savefig(file, format=out.suffix.removeprefix("."), dpi=130)
+    return figure
+
+
+def _title(name: str) -> str:
+    return TITLES.get(name, name.replace("_", " "))
 
 
 def _points(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

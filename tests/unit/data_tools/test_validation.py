@@ -1,9 +1,9 @@
-"""Pydantic's reports as one line."""
+"""Reports of pydantic as one line, and numbers with their nouns."""
 
 import pytest
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from data_tools.validation import describe_validation_error, first_line, shorten
+from data_tools.validation import count, describe_validation_error, first_line, shorten
 
 
 class Inner(BaseModel):
@@ -63,3 +63,8 @@ def test_values_that_contain_themselves_many_times_are_shortened_at_once() -> No
 )
 def test_the_first_line_of_an_error_is_never_empty(message: str, expected: str) -> None:
     assert first_line(RuntimeError(message)) == expected
+
+
+def test_one_is_singular() -> None:
+    assert [count(number, "crop") for number in (0, 1, 2, 12345)] == ["0 crops", "1 crop", "2 crops", "12,345 crops"]
+    assert [count(number, "class", "classes") for number in (1, 2)] == ["1 class", "2 classes"]

@@ -168,7 +168,7 @@ def test_missing_leads_are_zeros_and_reported(run: Run, model: Path, tmp_path: P
     write_recording(tmp_path / "in", "S", random_signal(1))
     status, _, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert status == 0
-    assert err == "embed: 1 crops lack III, aVR, aVL, aVF, V1, V3, ..., which were set to zero; recordings: R\n"
+    assert err == "embed: 1 crop lacks III, aVR, aVL, aVF, V1, V3, ..., which were set to zero; recordings: R\n"
     assert read(tmp_path / "out.npz")["leads"].tolist() == ["I,II,V2", ",".join(LEADS)]
     padded = np.zeros((12, 2500))
     padded[[0, 1, 7]] = signal_uv[[0, 1, 7], :2500] / 1000
@@ -211,7 +211,7 @@ def test_unreadable_recordings_are_reported_and_the_rest_is_written(run: Run, tm
         f"{folder}/a/Headless: missing .hea",
         f"{folder}/a/Flat: all-zero",
         f"{folder}/a/Part: NaN: 1 of 2 crops",
-        "1 crops have none of the leads I, II: physionet2021-V1only-0",
+        "1 crop has none of the leads I, II: physionet2021-V1only-0",
     ):
         assert f"embed: {line}" in lines
     assert any(line.startswith(f"embed: {folder}/a/Truncated: truncated .mat") for line in lines)

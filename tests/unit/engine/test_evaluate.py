@@ -70,6 +70,7 @@ def test_scores_are_those_of_the_models_predictions(run: Run, dataset: Path, mod
     status, out, err = run("first", "--plan", "random", "--leads", "12,2", "--bootstrap", 20, "-o", tmp_path / "out")
     assert (status, err) == (0, [])
     assert "CinC score" in out
+    assert "left out of the means: classes without positives or without negatives in split 'test' of plan 'random': " in out
     rows = rows_of(tmp_path / "out" / "evaluation.json")
     assert len(rows) == 4
     opened, model = Dataset.open(dataset), load(models / "first")
@@ -137,6 +138,7 @@ def test_crops_that_a_model_was_pretrained_on_are_reported(run: Run, dataset: Pa
         status, out, _ = run(tmp_path / name, "--probe", "knn", "--labels", "cinc2021", "--plan", "random", "--bootstrap", 0)
         assert status == 0
         assert (f"{tmp_path / name} was pre-trained on" in out) == (name == "leaky")
+        assert ("crops of split 'test' of plan 'random', so its scores may be too high" in out) == (name == "leaky")
 
 
 def test_identification(run: Run, dataset: Path, tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ def test_the_command_writes_a_table(tmp_path: Path, capsys: pytest.CaptureFixtur
     out = tmp_path / f"out.{suffix}"
     status, text, _ = run(capsys, "duplicates", first, second, "--near", "-o", out)
     assert status == 0
-    assert f"exact: 1 pairs of crops of {first} and {second}" in text
-    assert f"near: 1 pairs of crops of {first} and {second}" in text
+    assert f"exact: 1 pair of crops of {first} and {second}" in text
+    assert f"near: 1 pair of crops of {first} and {second}" in text
     assert "--skip-duplicates-of" in text
     table = pa.csv.read_csv(out) if suffix == "csv" else pq.read_table(out)
     assert table.column_names == DUPLICATES_SCHEMA.names

@@ -1,5 +1,6 @@
 """The page about a dataset."""
 
+import re
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -15,6 +16,7 @@ from recording_files import random_signal, write_recording
 from data_tools import cli
 from data_tools.build.options import BuildOptions
 from data_tools.build.pipeline import build_dataset
+from data_tools.leads import LEADS
 from data_tools.quality.limits import QualityLimits
 from data_tools.quality.measures import MEASURES
 from data_tools.quality.table import QUALITY_SCHEMA
@@ -119,7 +121,9 @@ def test_a_page_describes_contents_quality_and_what_was_rejected(faulty: Path, f
         "rejected: nan 0.2 in V4 (limit 0)",
     ]
     assert len(drawn) == 5
-    text = " ".join(page.words)
+    text = " ".join(filter(None, page.words))
+    assert "ecg-data build --quality default" not in text
+    assert re.search(r"Longest flat part in-R1_\S+-0 \(rejected: flat lead\) 10 s V2 ", text)
     for expected in ("missing .mat", "rejected: NaN", "atrial fibrillation", "within the limits", '"noise": 0.3'):
         assert expected in text, expected
 
@@ -224,9 +228,10 @@ def test_quantiles_of_measures_are_about_right() -> None:
     measured = 10 ** random.normal(-1, 0.5, (200, len(MEASURES), 12)).astype(np.float32)
     measured[:20, 0] = 0
     measured[:, 2, 3:] = np.nan
+    measured[170, 1, 4:6] = measured[20, 1, 3] = 1e4
     counts = MeasureCounts(QualityLimits(flat=0.5))
-    for part in np.array_split(measured, 7):
-        counts.add(part)
+    for rows in np.array_split(np.arange(200), 7):
+        counts.add(measured[rows], [f"crop {row}" for row in rows].__getitem__)
     assert counts.num_crops == 200
     assert counts.num_values("clipped") == 600
     for share in (0.05, 0.5, 0.95):
@@ -236,6 +241,25 @@ def test_quantiles_of_measures_are_about_right() -> None:
     assert counts.maximum("noise") == measured[:, 4].max()
     assert counts.num_bad[1].sum() == (measured[:, 1] > 0.5).sum()
     assert np.isnan(MeasureCounts().quantile("noise", 0.5))
+    assert counts.worst["flat"][:2] == [("crop 20", 1e4, (LEADS[3],)), ("crop 170", 1e4, LEADS[4:6])]
+    highest = np.nan_to_num(np.fmax.reduce(measured, axis=2))
+    for number, measure in enumerate(MEASURES):
+        order = np.argsort(-highest[:, number], kind="stable")[:3]
+        assert [crop.name for crop in counts.worst[measure]] == [f"crop {row}" for row in order]
+
+
+def test_crops_with_flat_leads_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number in range(4):
+        signal = random_signal(number)
+        signal[[6, 8][: number % 3]] = 0
+        write_recording(tmp_path / "in", f"R{number}", signal)
+    build_dataset(BuildOptions("wfdb", (tmp_path / "in",)), tmp_path / "out", num_workers=1)
+    text = " ".join(report(tmp_path / "out").words)
+    assert "The dataset contains 2 crops with constant leads: in-R2-0 (2 leads), in-R1-0 (1 lead)." in text
+    assert "Longest flat part in-R1-0 10 s V1 Longest flat part in-R2-0 10 s V1, V3 " in " ".join(text.split())
+    assert "`ecg-data build --quality default` rejects crops" in text
+    assert cli.main(["info", str(tmp_path / "out")]) == 0
+    assert "\n2 crops with constant leads: in-R2-0 (2 leads), in-R1-0 (1 lead)\n" in capsys.readouterr().out
 
 
 def test_the_command_writes_the_page(faulty: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

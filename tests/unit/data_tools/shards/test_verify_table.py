@@ -109,7 +109,9 @@ def test_problems_are_those_that_a_naive_check_finds(rows: list[Row], wrong: dic
     patients = {split: {row["patient"] for row in rows if row["split"] == split} for split in SPLITS}
     for first, second in combinations(SPLITS, 2):
         if shared := patients[first] & patients[second]:
-            expected.append((f"splits '{first}' and '{second}' ", f"share {len(shared)} patients", shared))
+            expected.append(
+                (f"splits '{first}' and '{second}' ", f"share {len(shared)} patient{'s' if len(shared) > 1 else ''},", shared)
+            )
     for problem, (place, text, examples) in zip(problems, expected, strict=True):
         assert problem.startswith(place + text)
         assert examples & set(problem.replace(",", "").split())

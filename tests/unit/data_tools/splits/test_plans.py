@@ -251,7 +251,7 @@ MISTAKES = [
     ("fold", "recording,fold\nX,1\nY,2\n", "none of the 2 values of 'recording' is in .*: X, Y"),
     ("fold", "recording,fold\nE0,1\nE0,2\n", "rows for E0 disagree: 'fold' is both"),
     ("fold", "recording,fold\nE0,1\nE1,3\n", r"column 'fold' has no value 2 \(test\); it has 1, 3"),
-    ("fold", "key,fold\ngeorgia-E0-0,1\ngeorgia-E0-1,2\n", "puts 1 patients in more than one split, such as georgia/E0"),
+    ("fold", "key,fold\ngeorgia-E0-0,1\ngeorgia-E0-1,2\n", "puts 1 patient in more than one split, such as georgia/E0"),
 ]
 
 

@@ -200,7 +200,7 @@ def test_the_split_of_a_plan_spans_the_stored_splits(tmp_path: Path) -> None:
     assert crops.origin == {"dataset": dataset.fingerprint, "plan": "random", "split": "train", "crops": crops.fingerprint}
     assert len({dataset.fingerprint, crops.fingerprint, stores[1].fingerprint}) == 3
     chosen = np.zeros(52, np.bool_)
-    with pytest.raises(DatasetError, match="split 'random: train' contains no complete 5-s segment with a label"):
+    with pytest.raises(DatasetError, match="split 'train' of plan 'random' contains no complete 5-s segment with a label"):
         CropStore(dataset, "train", plan="random", unit="segment", chosen=chosen)
 
 

@@ -116,7 +116,7 @@ def test_a_gallery_of_one_patient_has_no_impostors() -> None:
 @pytest.mark.parametrize(
     ("probes", "gallery", "patients", "message"),
     [
-        (np.ones((2, 3)), np.ones((2, 3)), ["a", "z"], "1 patients of the probes are not in the gallery: z"),
+        (np.ones((2, 3)), np.ones((2, 3)), ["a", "z"], "1 patient of the probes is not in the gallery: z"),
         (np.ones((2, 3)), np.ones((2, 4)), ["a", "b"], "probes have 3 dimensions, the gallery has 4"),
         (np.zeros((2, 3)), np.ones((2, 3)), ["a", "b"], "probe embeddings contain NaN, infinity or a zero vector"),
         (np.ones(3), np.ones((2, 3)), ["a", "b"], r"expected probe embeddings \[samples, dimensions\], got shape \(3,\)"),

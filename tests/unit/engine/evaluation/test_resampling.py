@@ -14,7 +14,7 @@ from engine.evaluation import (
     match,
 )
 from engine.evaluation.arrays import BoolArray, FloatArray
-from engine.evaluation.resampling import resample
+from engine.evaluation.resampling import MIN_PATIENTS, resample
 from engine.options import UserError
 
 
@@ -93,7 +93,35 @@ def test_resamples_without_a_positive_do_not_count() -> None:
     assert 100 < result.num_defined[0] < 150  # 1 - 1 / e of 200
     assert result.num_defined[1] == 0
     assert np.isnan([result.value[1], result.low[1], result.high[1]]).all()
-    assert result.low[0] <= result.value[0] <= result.high[0]
+
+
+@pytest.mark.parametrize("inverted", [False, True], ids=["few-positives", "few-negatives"])
+def test_a_class_of_few_patients_has_no_interval(inverted: bool) -> None:
+    targets = np.zeros((90, 2), dtype=np.bool_)
+    patients = np.repeat(np.arange(30), 3)  # three ECGs each
+    targets[: 3 * MIN_PATIENTS - 3, 0] = True  # of a patient fewer than needed
+    targets[: 3 * MIN_PATIENTS - 2, 1] = True  # of just enough patients
+    metrics = MultilabelMetrics(targets ^ inverted, np.random.default_rng(0).random(targets.shape))
+    intervals = bootstrap(metrics, patients, num_resamples=50)
+    for name in ("auroc", "auprc", "f1", "sensitivity", "specificity", "brier"):
+        interval = intervals.per_class[name]
+        assert np.isfinite(interval.value).all()
+        assert np.isnan([interval.low, interval.high]).tolist() == [[True, False]] * 2, name
+    macro = intervals.overall["auroc_macro"]
+    assert macro.low < macro.value < macro.high
+    other = MultilabelMetrics(targets ^ inverted, np.random.default_rng(1).random(targets.shape))
+    difference = bootstrap_difference(metrics, other, patients, num_resamples=50).per_class["auroc"]
+    assert np.isnan([difference.low, difference.high]).tolist() == [[True, False]] * 2
+
+
+def test_a_metric_of_a_class_that_never_varies_has_no_interval() -> None:
+    targets = np.arange(60)[:, None] < 30
+    probabilities = np.where(targets, 0.9, np.linspace(0.1, 0.8, 60)[:, None])
+    intervals = bootstrap(MultilabelMetrics(targets, probabilities), range(60), num_resamples=50).per_class
+    for name in ("auroc", "sensitivity"):
+        assert intervals[name].value == 1
+        assert np.isnan([intervals[name].low, intervals[name].high]).all()
+    assert 0 < intervals["specificity"].low < intervals["specificity"].high < 1
 
 
 def test_paired_difference_is_narrower_than_two_intervals() -> None:

@@ -72,7 +72,7 @@ def test_crops_that_a_plan_holds_out_are_refused(tmp_path: Path) -> None:
     assert open_splits(plan="mine") == {"train": 24, "valid": 8}
     with pytest.raises(UserError, match=r"crops of split 'pretrain' are held out .*: set data.plan=other or data.plan=mine$"):
         open_splits()
-    with pytest.raises(UserError, match=r"8 of 8 crops of split 'mine: test' are held out"):
+    with pytest.raises(UserError, match=r"8 of 8 crops of split 'test' of plan 'mine' are held out"):
         open_splits(plan="mine", train_split="test")
     split_dataset(folder, RandomPlan("pretrain", (0.6, 0.2, 0.2)))
     with pytest.raises(UserError, match=r"held out from pre-training.*: set data\.plan=pretrain"):

@@ -2,12 +2,13 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.options import UserError
 from engine.training.metric_writers import JsonLines, ProgressLines, read_rows
-from engine.training.summary import summarize, write_summary
+from engine.training.summary import plot_metrics, summarize, write_summary
 from engine.training.throughput import StepClock, measure_peak_flops, peak_memory_bytes
 
 
@@ -52,8 +53,8 @@ def test_the_summary_counts_gpu_hours_for_200_epochs(tmp_path: Path) -> None:
     writer.write("valid", {"step": 40, "loss": 7.0})
     writer.close()
     summary = summarize(
-        tmp_path / "metrics.jsonl", exported_step=None, unit="crops", num_samples=1600, num_parameters=2_500_000, world_size=4,
-        device=torch.device("cpu"), precision="bf16", zero_stage=1, peak_flops=1e12,
+        tmp_path / "metrics.jsonl", score="loss", exported_step=None, unit="crops", num_samples=1600, num_parameters=2_500_000,
+        world_size=4, device=torch.device("cpu"), precision="bf16", zero_stage=1, peak_flops=1e12,
     )  # fmt: skip
     assert summary.crops_per_second == 160.0
     assert summary.device_hours_200_epochs == pytest.approx(200 * 1600 / 160 / 3600 * 4)
@@ -73,8 +74,8 @@ def test_the_summary_of_fine_tuning_gives_the_scores_of_the_exported_model(tmp_p
         writer.write("valid", {"step": step, "loss": 7.0 - step, "auroc_macro": 1 / step, "challenge_score": 0.25})
     writer.close()
     summary = summarize(
-        tmp_path / "metrics.jsonl", exported_step=1, unit="segments", num_samples=None, num_parameters=1, world_size=1,
-        device=torch.device("cpu"), precision="fp32", zero_stage=1, peak_flops=1e12,
+        tmp_path / "metrics.jsonl", score="auroc_macro", exported_step=1, unit="segments", num_samples=None, num_parameters=1,
+        world_size=1, device=torch.device("cpu"), precision="fp32", zero_stage=1, peak_flops=1e12,
     )  # fmt: skip
     assert summary.valid_exported == {"loss": 6.0, "auroc_macro": 1.0, "challenge_score": 0.25}
     text = write_summary(summary, tmp_path)
@@ -82,6 +83,30 @@ def test_the_summary_of_fine_tuning_gives_the_scores_of_the_exported_model(tmp_p
     assert "speed        160.0 segments/s" in text
     assert "epochs" not in text
     assert "masks" not in text
+
+
+def test_the_plot_has_the_score_that_selects_the_exported_model(tmp_path: Path) -> None:
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    for step in (1, 2, 3):
+        writer.write("train", row(step))
+        writer.write("valid", {"step": step, "loss": 7.0 - step, "auroc_macro": (float("nan"), 0.75, 0.5)[step - 1]})
+    writer.close()
+    panels = plot_metrics(tmp_path / "metrics.jsonl", "auroc_macro", 2).axes
+    assert [axes.get_title() for axes in panels] == ["AUROC", "loss", "accuracy local"]
+    lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in panels[0].lines}
+    assert lines == {"validation": [[2, 0.75], [3, 0.5]], "exported model": [[2, 0.75]]}
+    legend = panels[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["validation", "exported model"]
+    assert [line.get_label() for line in panels[1].lines][1:] == ["training", "validation"]
+
+
+def test_a_score_that_is_never_defined_has_no_panel(tmp_path: Path) -> None:
+    writer = JsonLines(tmp_path / "metrics.jsonl", 0)
+    writer.write("train", row(1))
+    writer.write("valid", {"step": 1, "loss": 7.0, "auroc_macro": float("nan")})
+    writer.close()
+    assert plot_metrics(tmp_path / "metrics.jsonl", "auroc_macro", 1).axes[0].get_title() == "loss"
 
 
 def test_a_step_is_timed_up_to_stop() -> None:
