@@ -8,11 +8,9 @@ from pathlib import Path
 from engine.interop.fairseq import import_fairseq
 from engine.interop.zero_checkpoint import import_checkpoint
 from engine.models.model_config import CONFIG_FILE
-from engine.models.model_folder import MODEL_FOLDER
+from engine.models.model_folder import INITIAL_MODEL_FOLDER, MODEL_FOLDER
 from engine.options import UserError
 from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, read_info
-
-INITIAL_MODEL_FOLDER = "init_model"
 
 
 def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[str]]:

@@ -81,6 +81,7 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                 "leads": [LEADS[row] for row in find_leads(leads)],
                 "provenance": {
                     "source": "ecg-engine run",
+                    "run": checkpoint.resolve().parents[1].name,
                     "step": info.step,
                     "dataset": str(info.loader.get("fingerprint", "")),
                     "pretraining_set": info.loader.get("samples"),

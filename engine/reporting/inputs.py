@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from data_tools.labels import LabelDefinition
 from data_tools.validation import describe_validation_error, one_line
 from engine.inference.evaluation import RANDOM_SUFFIX, RESULTS_FILE
-from engine.models.model_folder import RUN_CONFIG_FILE
+from engine.models.model_config import CONFIG_FILE
+from engine.models.model_folder import INITIAL_MODEL_FOLDER, RUN_CONFIG_FILE
 from engine.options import UserError
 
 _METRICS_FILE, _SUMMARY_FILE = "metrics.jsonl", "summary.json"
@@ -36,6 +37,7 @@ class RunFolder:
         valid: rows of validation metrics, one for each step.
         summary: summary.json; empty if the run has not ended.
         versions: versions of the software that wrote the newest checkpoint.
+        initial_model: provenance of the model that was converted to start from; empty if there is none.
     """
 
     path: Path
@@ -45,6 +47,7 @@ class RunFolder:
     valid: list[Row]
     summary: dict[str, Any]
     versions: dict[str, str]
+    initial_model: dict[str, Any]
 
 
 class Number(BaseModel):
@@ -207,7 +210,10 @@ def _open_run(path: Path) -> RunFolder:
     checkpoints = sorted((path / "checkpoints").glob("step-*/checkpoint.json"))
     versions = _read_json(checkpoints[-1]).get("versions") if checkpoints else None
     named = {str(name): str(version) for name, version in versions.items()} if isinstance(versions, dict) else {}
-    return RunFolder(path, config_text, config, train, valid, summary, named)
+    converted = path / INITIAL_MODEL_FOLDER / CONFIG_FILE
+    provenance = _read_json(converted).get("provenance") if converted.is_file() else None
+    initial_model = provenance if isinstance(provenance, dict) else {}
+    return RunFolder(path, config_text, config, train, valid, summary, named, initial_model)
 
 
 def _read_metrics(file: Path) -> list[Row]:

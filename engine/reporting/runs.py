@@ -93,7 +93,7 @@ def _facts(run: RunFolder) -> Table:
     trained = get("task", "name") or get("objective", "name")
     rows = {
         "what is trained": None if trained is None else f"{'fine-tuning: ' if get('task') else 'pre-training: '}{trained}",
-        "initial weights": get("init_from"),
+        "initial weights": _initial_weights(run),
         "dataset": get("data", "path"),
         "datasets": ", ".join(mixed) or None,
         "plan": get("data", "plan"),
@@ -120,6 +120,12 @@ def _table(run: RunFolder, names: Sequence[str]) -> Table:
         rows.append((_TITLES.get(name, short_name(name)), *cells))
     header = ("", "training, start", "training, end", "validation, last", "lowest", "highest")
     return Table("Medians of the first and last tenth of the training steps, and validation", header, rows)
+
+
+def _initial_weights(run: RunFolder) -> str | None:
+    """Returns the model that a fine-tuning run started from; if it was converted from a checkpoint, its run and step."""
+    name, step = (run.initial_model.get(key) for key in ("run", "step"))
+    return run.config.get("init_from") if name is None else f"{name}, step {step}"
 
 
 def _speed_table(run: RunFolder) -> Table:

@@ -126,6 +126,14 @@ def test_the_overview_gives_the_metrics_of_the_exported_step(run: Run, tmp_path:
     assert "step 20 (exported), validation: loss 0.300" in (tmp_path / "out.html").read_text()
 
 
+def test_a_run_names_the_run_that_it_started_from(run: Run, tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "init_model").mkdir()
+    (folder / "init_model" / "config.json").write_text(json.dumps({"provenance": {"run": "first", "step": 400}}))
+    assert run(folder, "-o", tmp_path / "out.html")[0] == 0
+    assert "first, step 400" in (tmp_path / "out.html").read_text()
+
+
 def test_a_run(run: Run, tmp_path: Path) -> None:
     folder = write_run(tmp_path / "run")
     status, out, err = run(folder, "-o", tmp_path / "out.html")
