@@ -267,7 +267,11 @@ def main(words: list[str] | None = None) -> None:
         shown = [crops["median"], crops["min"], crops["max"], result["ratio_to_webdataset"]]
         rows.append([result["loader"], result["data"], *shown])
     print(f"{num_crops:,} crops, batch {arguments.batch_size}, {arguments.threads} threads, page cache warm; crops/s\n")
-    print("bytes of the shards: " + ", ".join(f"{name} {size / sizes['tar']:.3f}" for name, size in sizes.items()) + "\n")
+    print(
+        "size of the shards relative to tar: "
+        + ", ".join(f"{name} {size / sizes['tar']:.3f}" for name, size in sizes.items())
+        + "\n"
+    )
     print_table(["loader", "data", "median", "min", "max", "speedup over webdataset"], rows)
     if arguments.json:
         config = {**vars(arguments), "dataset": description}

@@ -66,7 +66,7 @@ def convert_dataset(
         out: folder of the new dataset; new, empty, or with an unfinished conversion of the same dataset and options.
         encoding: format of the new shards.
         compression: name of the new shards' compression; None for the format's default.
-        num_workers: number of processes; None for one per CPU.
+        num_workers: number of processes; None for one per CPU, at least two.
 
     Returns:
         The new dataset.

@@ -178,8 +178,7 @@ def _nothing_usable(rejected: Iterator[dict[str, Any]], options: BuildOptions) -
     reasons.update(reason_category(row["reason"]) for row in rejected)
     inputs = ", ".join(map(str, options.inputs))
     example = f"first: {first['path']}: {first['reason']}"
-    none = f"none of the {reasons.total()} recordings can" if reasons.total() > 1 else "the only recording cannot"
-    return _NothingUsableError(f"{inputs}: {none} be used{by_reason(reasons)}; {example}")
+    return _NothingUsableError(f"{inputs}: no recording can be used{by_reason(reasons)}; {example}")
 
 
 def _summarize(out: Path, manifest: Manifest) -> BuildSummary:

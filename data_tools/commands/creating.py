@@ -262,7 +262,7 @@ def add_convert(commands: "argparse._SubParsersAction[Parser]") -> None:
     command.add_argument("dataset", metavar="IN", type=dataset_location, help="folder or URL of the dataset")
     command.add_argument("out", metavar="OUT", type=dataset_location, help="folder or URL for the new dataset")
     _add_format(command, "format of the new shards", default=None)
-    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU)")
+    command.add_argument("--workers", type=int, metavar="N", help="number of processes (default: one per CPU, at least 2)")
 
 
 def _convert(options: argparse.Namespace) -> int:

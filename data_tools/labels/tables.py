@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from data_tools.labels.definition import LABEL_COLUMNS, Kind, LabelDefinition, LabelError, Labels, missing_value
 from data_tools.shards.dataset import Dataset
-from data_tools.validation import one_line
+from data_tools.validation import count, one_line
 
 # The ecg_id in a recording's name: HR00001 as in PhysioNet 2021's copy, 00001_hr and 00001_lr as in PTB-XL itself.
 ECG_ID_PATTERN = r"^(?:HR0*(?P<copy>\d+)|0*(?P<original>\d+)_[hl]r)$"
@@ -225,7 +225,7 @@ def _merge_duplicates(path: Path, table: pa.Table, keys: Sequence[str], columns:
         column = next(column for column in columns if rows[0][column] != rows[1][column])
         raise LabelError(
             f"{path}: rows for {key} disagree: '{column}' is both {rows[0][column]} and {rows[1][column]}"
-            + (f" (and rows for {len(repeated) - 1} more keys)" if len(repeated) > 1 else "")
+            + (f" (and rows for {count(len(repeated) - 1, 'more key')})" if len(repeated) > 1 else "")
         )
     return distinct
 

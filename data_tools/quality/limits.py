@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from data_tools.leads import LEADS
 from data_tools.options import Options
 from data_tools.quality.measures import MEASURES, UNITS, Measure
-from data_tools.validation import describe_validation_error, one_line
+from data_tools.validation import count, describe_validation_error, one_line
 
 DEFAULT = "default"
 _DEFAULT_FILE = "limits.yaml"
@@ -83,7 +83,7 @@ def _describe(name: Measure, values: NDArray[np.float32], leads: NDArray[np.int6
     unit = f" {UNITS[name]}" if UNITS[name] else ""
     worst = leads[np.argsort(-values[leads], kind="stable")]
     listed = ", ".join(f"{values[lead]:.2g}{unit} in {LEADS[lead]}" for lead in worst[:_MAX_LISTED].tolist())
-    more = f" and {len(worst) - _MAX_LISTED} more leads" if len(worst) > _MAX_LISTED else ""
+    more = f" and {count(len(worst) - _MAX_LISTED, 'more lead')}" if len(worst) > _MAX_LISTED else ""
     return f"{name.replace('_', ' ')} {listed}{more} (limit {limit:g}{unit})"
 
 

@@ -32,6 +32,7 @@ from data_tools.shards.manifest import (
 from data_tools.shards.store import ShardStore
 from data_tools.shards.stores import STORES
 from data_tools.shards.tables import SAMPLES_SCHEMA, read_groups
+from data_tools.validation import count
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Dataset:
         if problems:
             if (folder / NEW_FILES_FOLDER / MANIFEST_FILE).exists():
                 raise DatasetError(f"{folder}: `ecg-data add` was interrupted while it moved new files here; run it again")
-            more = f" (and {len(problems) - 1} more problems)" if len(problems) > 1 else ""
+            more = f" (and {count(len(problems) - 1, 'more problem')})" if len(problems) > 1 else ""
             raise DatasetError(f"{display(folder)}: {problems[0]}{more}; run `ecg-data verify {display(folder)}`")
         return cls(folder, manifest)
 

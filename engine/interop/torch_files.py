@@ -80,7 +80,10 @@ def _check_sizes(path: Path) -> None:
         raise UserError(_explain(path, error)) from None
     declared, size = sum(member.file_size for member in members), path.stat().st_size
     if declared > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
-        raise UserError(f"{path}: not written by torch.save, because its contents ({declared} bytes) are compressed or overlap")
+        raise UserError(
+            f"{path}: not a file of torch.save: its contents ({declared} bytes) are compressed or overlap; get another copy "
+            "of the checkpoint"
+        )
 
 
 def plain_tensors(where: str, weights: Mapping[Any, Any]) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from sklearn.metrics import auc, average_precision_score, precision_recall_curve
 
 from data_tools.pages.page import Block, Figures, Panel, Text
 from data_tools.pages.svg import COLORS, INK, draw, draw_legend_below, size_with_legend
+from data_tools.validation import count
 from engine.reporting.outputs import Outputs
 
 _MAX_CLASSES = 8  # in one panel
@@ -26,7 +27,9 @@ def curve_blocks(outputs: Outputs) -> list[Block]:
     if not chosen:
         return [Text("No class has both positives and negatives, so there are no curves.")]
     shown = chosen[:_MAX_CLASSES]
-    left_out = f" The {len(chosen) - len(shown)} rarest classes are not drawn." if len(chosen) > len(shown) else ""
+    left_out = (
+        f" Not drawn: {count(len(chosen) - len(shown), 'rarer class', 'rarer classes')}." if len(chosen) > len(shown) else ""
+    )
     caption = f"By class, from the most to the least frequent; the numbers are the areas under the curves.{left_out}"
     return [Figures(caption, [_roc(outputs, shown), _precision_recall(outputs, shown)])]
 

@@ -135,7 +135,7 @@ class StoreContract:
         problems = list(verify_dataset(dataset.path))
         assert problems[0].startswith(f"{second.file}: has {second.size // 2} bytes")
         assert problems[1] == f"{third.file}: missing"
-        with pytest.raises(DatasetError, match=rf"{second.file}: has .* \(and 1 more problems\); run `ecg-data verify"):
+        with pytest.raises(DatasetError, match=rf"{second.file}: has .* \(and 1 more problem\); run `ecg-data verify"):
             Dataset.open(dataset.path)
 
     def test_a_worker_process_names_the_damaged_shard(self, dataset: Dataset, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_an_addition_does_not_change_what_another_one_has_changed_meanwhile(
         return lock(staging)
 
     monkeypatch.setattr(state, "lock", lock_later)
-    with pytest.raises(BuildError, match="another command has changed this dataset meanwhile; run the command again"):
+    with pytest.raises(BuildError, match="another command changed this dataset in the meantime; run this command again"):
         add(folder, built / "more")
     assert [content(folder)] == before
     assert not (folder / ".add").exists()

@@ -29,7 +29,7 @@ def test_the_reason_names_values_leads_and_limits() -> None:
     values = measured(noise={6: 0.31, 7: 0.9, 8: 0.4, 9: 0.5}, baseline={0: 6})
     assert limits.judge(values) == (
         "baseline far from zero",
-        "baseline 6 mV in I (limit 5 mV); noise 0.9 mV in V2, 0.5 mV in V4, 0.4 mV in V3 and 1 more leads (limit 0.3 mV)",
+        "baseline 6 mV in I (limit 5 mV); noise 0.9 mV in V2, 0.5 mV in V4, 0.4 mV in V3 and 1 more lead (limit 0.3 mV)",
     )
 
 
