@@ -21,6 +21,7 @@ from data_tools.shards.manifest import DatasetError
 from data_tools.validation import first_line
 from engine.config import RunConfig, load_config, to_yaml
 from engine.device import select_device
+from engine.models.model_folder import INITIAL_MODEL_FOLDER
 from engine.options import RankError, UserError
 from engine.tasks import Task
 from engine.training.builders import build_trainer
@@ -147,7 +148,7 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
         trainer = build_trainer(config, ranks, task_class)
     except BaseException:
         if lock:
-            _remove_if_empty(config.output_dir)
+            _remove_if_unused(config.output_dir)
         raise
     try:
         trainer.run()
@@ -157,9 +158,9 @@ def _train(config: RunConfig, ranks: Ranks, prepare: Prepare) -> None:
     ranks.on_main_rank(lambda: conclude_run(trainer, exported))
 
 
-def _remove_if_empty(folder: Path) -> None:
-    """Removes the folder of a run that has not begun, which contains only the lock."""
-    if [file.name for file in folder.iterdir()] == [_LOCK_FILE]:
+def _remove_if_unused(folder: Path) -> None:
+    """Removes the folder of a run that has not begun, which contains only the lock and perhaps a converted model."""
+    if {file.name for file in folder.iterdir()} <= {_LOCK_FILE, INITIAL_MODEL_FOLDER}:
         shutil.rmtree(folder)
 
 
