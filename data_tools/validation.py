@@ -2,7 +2,7 @@
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -73,6 +73,12 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
         plural: its plural; None for the singular with an s.
     """
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
+
+
+def first_names(names: Sequence[str], limit: int = 5) -> str:
+    """Joins the first names of a list, and says how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more
 
 
 def shorten(value: object) -> str:

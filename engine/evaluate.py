@@ -20,7 +20,7 @@ import numpy as np
 from data_tools.command_line import dataset_location, run_script
 from data_tools.labels import Labeler
 from data_tools.shards.dataset import Dataset
-from data_tools.validation import count
+from engine.data import describe_overlap
 from engine.device import select_device
 from engine.evaluation.probe import PROBES
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
@@ -73,12 +73,7 @@ class _Session:
         for name, model in self.models:
             num_crops = segments.count_pretrained(model.config)
             if num_crops != 0:
-                claim = (
-                    "may have been pre-trained on crops"
-                    if num_crops is None
-                    else f"was pre-trained on {count(num_crops, 'crop')}"
-                )
-                yield f"{name} {claim} of {segments.description}, so its scores may be too high"
+                yield f"{name} {describe_overlap(num_crops)} of {segments.description}, so its scores may be too high"
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""

@@ -165,7 +165,7 @@ def _build(options: argparse.Namespace) -> int:
             print_line("already built with the same options; nothing to do")
         print_line(str(replace(summary, path=options.out)))
         if plan is not None:
-            print_plans(out, plan, options)
+            print_plans(out, plan, options, name=options.out, replace=False)
     return 0
 
 

@@ -53,7 +53,7 @@ def _split(options: argparse.Namespace) -> int:
 
     names = ("name", "fractions", "folds", "table", "column", "train", "valid", "test", "hold_out")
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
-    print_plans(options.dataset, parse_plan(options.plan, given), options)
+    print_plans(options.dataset, parse_plan(options.plan, given), options, name=options.dataset, replace=options.replace)
     return 0
 
 

@@ -33,20 +33,26 @@ def add_patients(command: Parser) -> None:
     command.add_argument("--patients", type=Path, metavar="FILE", help="ptbxl_database.csv, for the patients of PTB-XL")
 
 
-def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Namespace) -> None:
-    """Makes a plan, adds it to a dataset, and prints the counts of its splits."""
+def print_plans(dataset: Path | str, plan: "PlanOptions", options: argparse.Namespace, *, name: object, replace: bool) -> None:
+    """Makes a plan, adds it to a dataset, and prints the counts of its splits.
+
+    Args:
+        dataset: folder or URL of the dataset.
+        plan: the plan.
+        options: parsed command line with ``seed`` and ``patients``.
+        name: what the lines call the dataset.
+        replace: replace a plan of the same name that was made with other options.
+    """
     from data_tools.shards.plans import plans_info
     from data_tools.splits.writing import split_dataset
 
-    plans = plans_info(
-        split_dataset(dataset, plan, options.seed, options.patients, replace=getattr(options, "replace", False))
-    ).plans
-    for name in plan.names():
+    plans = plans_info(split_dataset(dataset, plan, options.seed, options.patients, replace=replace)).plans
+    for plan_name in plan.names():
         counts = ", ".join(
             f"{split} {count(counts.crops, 'crop')} of {count(counts.patients, 'patient')}"
-            for split, counts in plans[name].counts.items()
+            for split, counts in plans[plan_name].counts.items()
         )
-        print_line(f"{getattr(options, 'dataset', None) or options.out}: plan {name}: {counts}")
+        print_line(f"{name}: plan {plan_name}: {counts}")
 
 
 def print_line(line: str) -> None:

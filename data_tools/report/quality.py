@@ -20,7 +20,7 @@ from data_tools.report.measures import MeasureCounts
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import QUALITY_FILE
 from data_tools.shards.tables import read_groups
-from data_tools.validation import count
+from data_tools.validation import count, first_names
 
 _TITLES: Final[dict[Measure, str]] = {
     "nan": "Invalid samples",
@@ -136,16 +136,11 @@ def _summary(measures: MeasureCounts, limits: QualityLimits, known: Sequence[Mea
 
 def _worst(measures: MeasureCounts) -> Table:
     rows: list[Sequence[str | Cell]] = [
-        [_TITLES[name], crop.name, _with_unit(crop.value, name), _shorten(crop.leads)]
+        [_TITLES[name], crop.name, _with_unit(crop.value, name), first_names(crop.leads, _MAX_LEADS)]
         for name, crops in measures.worst.items()
         for crop in crops
     ]
     return Table("Crops with the highest values", ("", "crop", "highest", "leads"), rows)
-
-
-def _shorten(leads: Sequence[str]) -> str:
-    more = f" and {len(leads) - _MAX_LEADS} more" if len(leads) > _MAX_LEADS else ""
-    return ", ".join(leads[:_MAX_LEADS]) + more
 
 
 def _draw(measures: MeasureCounts, limits: QualityLimits, name: Measure) -> Panel:

@@ -89,7 +89,8 @@ def _check_same(folder: str | Path, plans: Mapping[str, PlanInfo], new: Mapping[
         made, wanted = (format_options(name, each[name]) for each in (plans, new))
         if made != wanted:
             raise PlanError(
-                f"{folder}: plan '{name}' was made with `{made}`; add --replace to replace it, or choose another --name"
+                f"{folder}: plan '{name}' was made with `{made}`; replace it with `ecg-data split --replace`, or "
+                "choose another --name"
             )
 
 

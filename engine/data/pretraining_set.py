@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import count
 from engine.data.crops import fingerprint_of
 from engine.data.shared_plans import read_shared_plan
 from engine.options import Options
@@ -58,6 +59,11 @@ class PretrainingMixture(Options):
         counts = [each.count_overlap(dataset, crops) for each in self.mixture]
         known = [count for count in counts if count is not None]
         return sum(known) if len(known) == len(counts) else None
+
+
+def describe_overlap(num_crops: int | None) -> str:
+    """Returns what a warning says about a model with the result of ``count_overlap`` crops in its pre-training set."""
+    return "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {count(num_crops, 'crop')}"
 
 
 def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | PretrainingMixture | None:

@@ -3,7 +3,6 @@
 Legend: N samples, C classes, R resamples (weightings of the same samples).
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -79,12 +78,6 @@ def weighted_mean(values: FloatArray, weights: FloatArray) -> FloatArray:
     """Averages over the classes (first axis) that are defined, with weights of the same shape; NaN where they sum to 0."""
     weights = np.where(np.isnan(values), 0.0, weights)
     return ratio((np.nan_to_num(values) * weights).sum(0), weights.sum(0))
-
-
-def first_names(names: Sequence[str], limit: int = 5) -> str:
-    """Joins the first names of a list, and says how many more there are."""
-    more = f" and {len(names) - limit} more" if len(names) > limit else ""
-    return ", ".join(names[:limit]) + more
 
 
 def mean_by_group(values: NDArray[np.floating[Any]], groups: NDArray[Any]) -> tuple[FloatArray, IntArray]:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import hypergeom
 
-from data_tools.validation import count
-from engine.evaluation.arrays import FloatArray, IntArray, first_names, ratio
+from data_tools.validation import count, first_names
+from engine.evaluation.arrays import FloatArray, IntArray, ratio
 from engine.options import UserError
 
 _BLOCK_ELEMENTS = 1 << 24  # similarities at a time: 64 MiB of float32

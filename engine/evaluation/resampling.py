@@ -4,8 +4,8 @@ ECGs of one patient are not independent, so whole patients are drawn with replac
 2007). A resample is a weight for each sample: how often its patient was drawn. The interval is between percentiles of the
 metric over resamples (Efron and Tibshirani 1993, Section 13.3).
 
-With few patients such an interval is far too narrow, in the extreme a single point, which looks like certainty. So the
-metrics of a class have none if fewer than :data:`MIN_PATIENTS` patients have positives, or fewer have negatives; and no metric
+With few patients such an interval may be too narrow, in the extreme a single point, which looks like certainty. So the metrics
+of a class have none if fewer than :data:`MIN_PATIENTS` patients have positives, or fewer have negatives; and no metric
 of a class has one if it is the same in all resamples. Metrics of all classes together keep theirs.
 
 Legend: N samples, C classes, R resamples.
@@ -22,7 +22,8 @@ from engine.evaluation.metrics import Metrics, Values, evaluate
 from engine.options import UserError
 
 MIN_PATIENTS = 10
-"""Of 95% intervals from so many patients with positives, about 88% contain the true value; from half as many, 65% to 80%."""
+"""Of 95% intervals of the AUROC from so many patients with positives, 90% contain a true value of 0.76, and 81% one of 0.95;
+from half as many, 87% and 70%. For a sensitivity of 0.90, it is 69% and 39%. (Simulated: 300 patients, normal scores.)"""
 
 _WEIGHTS_AT_A_TIME = 1 << 21
 

@@ -4,7 +4,7 @@ import argparse
 import os
 import sqlite3
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
 
@@ -12,10 +12,10 @@ import torch
 
 from data_tools.command_line import Parser
 from data_tools.leads import LEADS
-from data_tools.validation import count, first_line
+from data_tools.validation import count, first_line, first_names
 from engine.data.options import find_leads
 from engine.device import DTYPES
-from engine.inference.run import NUM_EXAMPLES, Runner, Summary
+from engine.inference.run import Runner, Summary, list_examples
 from engine.options import UserError
 
 _EXIT_INCOMPLETE = 1
@@ -97,18 +97,13 @@ def apply_to_input(
     apply = partial(function, options.input, options.output, runner, split=options.split, plan=options.plan)
     summary = explain_errors(apply, options.output)
     for names, num_crops in summary.missing_leads.most_common():
-        leads, recordings = shorten(names), shorten(summary.examples[names], NUM_EXAMPLES)
+        leads, recordings = first_names(names), list_examples(summary.examples[names])
         lacking = f"{count(num_crops, 'crop')} {'lacks' if num_crops == 1 else 'lack'} {leads}"
         print_error(script, f"{lacking}, which were set to zero; recordings: {recordings}")
     if summary.num_skipped:
         skipped = count(summary.num_skipped, "recording or part of one", "recordings or parts of recordings")
         print_error(script, f"{skipped} could not be {done} (listed above)")
     return summary, _EXIT_INCOMPLETE if summary.num_skipped else 0
-
-
-def shorten(names: Sequence[str], num_names: int = 6) -> str:
-    """Joins names with commas; an ellipsis stands for those after the first ``num_names``."""
-    return ", ".join([*names[:num_names], *(["..."] if len(names) > num_names else [])])
 
 
 def print_error(script: str, message: str) -> None:

@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from engine.inference.store import EmbeddingStore
 from engine.options import UserError
 from engine.prefetch import prefetch
 
-NUM_EXAMPLES = 3
+_NUM_EXAMPLES = 3
 EMBEDDING_SUFFIXES = (".npz",)
 PREDICTION_SUFFIXES = (".parquet", ".csv")
 
@@ -86,7 +86,8 @@ class Runner:
                     self.skip(summary, item.where, item.reason)
                 elif not set(model.leads) & set(item.leads):
                     num_without_leads += 1
-                    without_leads = [*without_leads, item.key][:NUM_EXAMPLES]
+                    if len(without_leads) <= _NUM_EXAMPLES:
+                        without_leads.append(item.key)
                 else:
                     self._count_missing_leads(model, item, summary)
                     batch.append(item)
@@ -95,9 +96,8 @@ class Runner:
             yield from apply_to_batch()
         if num_without_leads:
             summary.num_skipped += num_without_leads
-            examples = ", ".join(without_leads) + ", ..." * (num_without_leads > NUM_EXAMPLES)
             lacking = f"{count(num_without_leads, 'crop')} {'has' if num_without_leads == 1 else 'have'} none of the leads"
-            self.report(f"{lacking} {', '.join(model.leads)}: {examples}")
+            self.report(f"{lacking} {', '.join(model.leads)}: {list_examples(without_leads)}")
 
     def skip(self, summary: Summary, where: str, reason: str) -> None:
         """Counts and reports an input that cannot be used."""
@@ -111,7 +111,7 @@ class Runner:
         if missing:
             summary.missing_leads[missing] += 1
             examples = summary.examples[missing]
-            if len(examples) <= NUM_EXAMPLES and crop.recording not in examples:
+            if len(examples) <= _NUM_EXAMPLES and crop.recording not in examples:
                 examples.append(crop.recording)
 
 
@@ -173,6 +173,11 @@ def predict_input(
         for recording in too_short:
             runner.skip(summary, recording, "shorter than a segment of the model")
     return summary
+
+
+def list_examples(names: Sequence[str]) -> str:
+    """Joins the first names; an ellipsis stands for the others."""
+    return ", ".join([*names[:_NUM_EXAMPLES], *(["..."] if len(names) > _NUM_EXAMPLES else [])])
 
 
 def check_output(out: Path, suffixes: tuple[str, ...], *, overwrite: bool = True) -> None:

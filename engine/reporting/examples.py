@@ -14,6 +14,7 @@ from data_tools.pages.svg import to_svg
 from data_tools.plot.crop import crop_figure
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import first_names
 from engine.options import UserError
 from engine.reporting.inputs import EvaluationFolder
 from engine.reporting.outputs import Outputs
@@ -130,7 +131,6 @@ def describe(outputs: Outputs, row: int) -> str:
 
 def _list_others(outputs: Outputs, row: int, places: Sequence[int]) -> str:
     texts = [f"{outputs.classes[place]} {outputs.predicted[row, place]:.2f}" for place in places]
-    more = f" and {len(texts) - _NUM_NAMES} more" if len(texts) > _NUM_NAMES else ""
     is_predicted = bool(places) and bool(outputs.decisions[row, places[0]])
     kind = "predicted but not true" if is_predicted else "next"
-    return f"{kind}: {', '.join(texts[:_NUM_NAMES])}{more}" if texts else ""
+    return f"{kind}: {first_names(texts, _NUM_NAMES)}" if texts else ""

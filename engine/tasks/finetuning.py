@@ -19,10 +19,9 @@ from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
-from data_tools.validation import count
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import Batch, CropStore, Split, find_leads, find_pretraining_set, read_shared_plan
+from engine.data import Batch, CropStore, Split, describe_overlap, find_leads, find_pretraining_set, read_shared_plan
 from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.model_config import read_config
@@ -208,12 +207,9 @@ class FinetuningTask(Task):
                 continue
             num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
             if num_crops != 0:
-                claim = "may have been pre-trained on crops"
-                if num_crops is not None:
-                    claim = f"was pre-trained on {count(num_crops, 'crop')}"
                 notices.append(
-                    f"{config.init_from} {claim} of {describe_split(split, config.data.plan)}, so scores on it may be too "
-                    "high: pre-train with a plan that holds them out"
+                    f"{config.init_from} {describe_overlap(num_crops)} of {describe_split(split, config.data.plan)}, so scores "
+                    "on it may be too high: pre-train with a plan that holds them out"
                 )
         return notices
 

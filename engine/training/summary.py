@@ -12,7 +12,6 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
-from data_tools.validation import count
 from engine.data import MixtureStore
 from engine.evaluation.results import TITLES
 from engine.models.model_folder import MODEL_FOLDER
@@ -99,9 +98,8 @@ def _describe_batch(trainer: Trainer, memory: str) -> str:
     train, world_size = trainer.config.train, trainer.ranks.world_size
     size, num_micro_batches = train.micro_batches(world_size)
     unit = "segments" if trainer.task.pair == "single" else "pairs"
-    batch = count(train.batch_size, unit.removesuffix("s"))
     per_rank = "" if world_size == 1 else " per rank"
-    text = f"{batch} per step"
+    text = f"{train.batch_size:,} {unit} per step"
     if num_micro_batches > 1:
         text += f" as {num_micro_batches} micro-batches of {size}{per_rank}"
     if memory:
@@ -268,16 +266,12 @@ def plot_metrics(metrics: Path, score: str = "loss", exported_step: int | None =
         exported = _points([row for row in valid if row["step"] == exported_step], name)
         if name == score and exported[0]:
             axes.plot(*exported, "*", color="#111827", markersize=12, zorder=3, label="exported model")
-        axes.set_title(_title(name), fontsize=10)
+        axes.set_title(TITLES.get(name, name.replace("_", " ")), fontsize=10)
         axes.set_xlabel("step")
         axes.grid(alpha=0.3)
         if name in {"loss", score} or chance in train[-1]:
             axes.legend(frameon=False, fontsize=8)
     return figure
-
-
-def _title(name: str) -> str:
-    return TITLES.get(name, name.replace("_", " "))
 
 
 def _points(rows: list[dict[str, float]], name: str) -> tuple[list[float], list[float]]:

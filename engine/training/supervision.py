@@ -52,7 +52,7 @@ class StopRequest:
     def _wait_for_launcher(self) -> None:
         while not launcher_has_ended():
             time.sleep(_POLL_SECONDS)
-        self.reason = "the launcher exited"
+        self.reason = self.reason or "the launcher exited"
 
 
 class Watchdog:

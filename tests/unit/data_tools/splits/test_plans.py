@@ -185,7 +185,7 @@ def test_a_plan_made_with_other_options_is_replaced_only_on_request(ptbxl: tuple
         (RandomPlan("mine", (0.6, 0.2, 0.2), ("test",)), 4),
         (KFoldPlan("mine"), 3),
     ):
-        with pytest.raises(PlanError, match=f"plan 'mine' was made with {made}; add --replace to replace it"):
+        with pytest.raises(PlanError, match=f"plan 'mine' was made with {made}; replace it with `ecg-data split --replace`"):
             split_dataset(path, plan, seed)
     assert Dataset.open(path).manifest == first.manifest
     assert not list(path.glob("*.tmp"))

@@ -38,6 +38,19 @@ while stop.reason is None and time.monotonic() < deadline:
 sys.stderr.write(str(stop.reason))
 """
 
+# A rank that is interrupted before its launcher ends.
+_INTERRUPTED = """
+import signal, sys, threading
+from engine.training.supervision import StopRequest
+stop = StopRequest(has_launcher=True)
+signal.raise_signal(signal.SIGINT)
+print("started", flush=True)
+for thread in threading.enumerate():
+    if thread.name == "launcher-watch":
+        thread.join(10)
+sys.stderr.write(f"{stop.reason}, {threading.active_count()} thread")
+"""
+
 _LAUNCHER = """
 import subprocess, sys
 subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).stdout.readline()
@@ -47,6 +60,12 @@ subprocess.Popen([sys.executable, "-c", sys.argv[1]], stdout=subprocess.PIPE).st
 def test_a_launcher_that_ends_before_the_trainer_exists_ends_the_run() -> None:
     run = subprocess.run([sys.executable, "-c", _LAUNCHER, _ORPHAN], capture_output=True, text=True, check=False, timeout=30)
     assert run.stderr == "the launcher exited"
+
+
+def test_the_end_of_the_launcher_does_not_hide_the_first_reason() -> None:
+    words = [sys.executable, "-c", _LAUNCHER, _INTERRUPTED]
+    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=30)
+    assert run.stderr == "the run received SIGINT, 1 thread"
 
 
 def test_a_process_that_hangs_says_where_and_ends() -> None:
