@@ -68,4 +68,6 @@ def _rotated(dataset: Path, num_crops: int) -> Iterator[np.ndarray[Any, np.dtype
                 yield rotated
         if not num_left:
             return
-    raise ValueError(f"rotating {len(complete)} complete crops gives fewer than {num_crops} others; use a smaller --size-gb")
+    raise ValueError(
+        f"rotating {len(complete)} complete crops yields fewer than the {num_crops} needed; use a smaller --size-gb"
+    )

@@ -40,7 +40,8 @@ def _faults(result: Result) -> list[Table]:
     rows.append(["all", counts["cases"], counts["cases"] - sum(counts["lost"].values()), sum(counts["lost"].values())])
     caption = (
         f"`make test-faults`, seed {result['config']['seed']}, {counts['seconds'] / 60:.0f} minutes. A fault is survived if "
-        "nothing is lost: the work ends with the same bytes or losses as without it, or what cannot be used is refused."
+        "nothing is lost: the work ends with the same bytes or training losses as without the fault, or unusable data are "
+        "refused."
     )
     return [Table(caption, ["fault", "tried", "survived", "lost"], rows)]
 

@@ -3,11 +3,11 @@
     python benchmarks/build_shards.py [--input DIR] [--workers 1 2] [--repeats 3] [--json FILE]
 
 Without --input, a cohort is simulated first. Each repeat builds the whole dataset, from finding the recordings and starting the
-workers to writing the manifest; the page cache is warm. For comparison, `wfdb.rdrecord` only reads the same recordings on one
-core. The candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows median
-and range. Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly depend on
-other load. Starting worker processes takes about a second, so several workers show their speed only with ten seconds of work or
-more.
+workers to writing the manifest; the page cache is warm. For comparison, the same recordings are only read, with `wfdb.rdrecord`
+on one core. The candidates alternate in every repeat, so that other load on the machine affects all of them; the table shows
+median and range. Recordings per CPU-second (of all processes, including their start) are the speed of one core, and hardly
+depend on other load. Starting worker processes takes about a second, so several workers show their speed only with ten seconds
+of work or more.
 """
 
 import argparse

@@ -3,10 +3,11 @@
     python benchmarks/check_regression.py [--record] [--repeats 5]
 
 Measures a few speeds, each relative to what the same machine can do at that moment, and compares these ratios with those
-recorded in results/regression-DEVICE.json. A speed and its reference are measured alternately, and the best speed is divided
-by the best reference, because other load on the machine can only lower either. A ratio below its tolerance is measured again
-at the end; if it is still too low, the exit status is 1. Improved ratios are reported, so that they can be recorded. Ratios are
-comparable only between machines of the same kind, so a different CPU or GPU model causes a warning.
+recorded in results/regression-DEVICE.json. A speed and its reference are measured alternately, and the best speed is divided by
+the best reference, because other load on the machine can only lower either. A ratio that is below the recorded one by more than
+its tolerance is measured again at the end; if it is still too low, the exit status is 1. Improved ratios are reported, so that
+they can be recorded. Ratios are comparable only between machines of the same kind, so a different CPU or GPU model causes a
+warning.
 
     MFU                     FLOP/s of the training step relative to one large matmul; tolerance 10%
     relative to conversion  crops/s of the loader relative to what no loader can avoid: converting int16 to float32 mV, with
@@ -105,7 +106,7 @@ def read_record(path: Path) -> dict[str, Any]:
         UserError: nothing is recorded for this kind of device.
     """
     if not path.is_file():
-        raise UserError(f"{path}: not found; record the ratios of a commit whose speed is known to be good with --record")
+        raise UserError(f"{path}: not found; use --record to record the ratios of a commit whose speed is known to be good")
     record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return record
 

@@ -101,7 +101,7 @@ class Comparison:
         if self._arguments.s3 is None:
             return
         if not PEERS[name].reads_urls:
-            self._skip(f"{name}, S3", "sends separate requests for each crop, in every epoch: minutes for an epoch")
+            self._skip(f"{name}, S3", "sends separate requests for each crop, so every epoch takes minutes")
             return
         url = f"{self._arguments.s3.rstrip('/')}/{own_folder.name}"
         try:

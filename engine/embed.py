@@ -56,7 +56,7 @@ def _run(options: argparse.Namespace) -> int:
     check_output(options.output, EMBEDDING_SUFFIXES, overwrite=options.overwrite)
     leads = None if options.leads is None else parse_leads(options.leads)
     embedder = Embedder(load(options.model), leads, select_device(options.device), options.precision)
-    summary, status = apply_to_input("embed", partial(embed_input, embedder), options, "embedded")
+    summary, status = apply_to_input("embed", partial(embed_input, embedder), options)
     sys.stdout.write(
         f"{options.output}: {count(summary.num_crops, 'crop')}, {count(summary.num_segments, 'complete segment')}\n"
     )

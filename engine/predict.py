@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> int:
         print_error("predict", f"the model has no label definition: its {number} labels are assumed to be independent")
     if predictor.definition.thresholds is None and predictor.definition.kind in {"multilabel", "binary"}:
         print_error("predict", f"the model has no thresholds: {DEFAULT_THRESHOLD} is used for every class")
-    summary, status = apply_to_input("predict", partial(predict_input, predictor), options, "predicted")
+    summary, status = apply_to_input("predict", partial(predict_input, predictor), options)
     sys.stdout.write(
         f"{options.output}: {count(summary.num_recordings, 'recording')}, {count(summary.num_segments, 'segment')}\n"
     )

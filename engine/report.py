@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         type=Path,
         nargs="+",
         metavar="PATH",
-        help="folder of a run or of evaluate.py -o, or file of evaluate.py --json",
+        help="run folder, folder written by evaluate.py -o, or file written by evaluate.py --json",
     )
     add("-o", "--output", type=Path, required=True, metavar="FILE", help="output file, .html")
     add("--title", default="Report", metavar="TEXT", help="title of the page (default: Report)")

@@ -200,8 +200,8 @@ def _add(options: argparse.Namespace) -> int:
     print_line(str(summary))
     if summary.num_crops and summary.plans:
         print_line(
-            f"{options.dataset}: the new crops are in no split of the plans {', '.join(summary.plans)} until `ecg-data split`"
-            " makes them again (`ecg-data info` prints the commands), which may move patients to other splits"
+            f"{options.dataset}: the new crops belong to no split of the plans {', '.join(summary.plans)} until these plans are"
+            " made again with `ecg-data split` (`ecg-data info` prints the commands); this may move patients to other splits"
         )
     return 0
 

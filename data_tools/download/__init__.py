@@ -80,7 +80,7 @@ def download_corpus(name: str, folder: Path, options: DownloadOptions | None = N
     files = fetch_list(corpus, url, folder, options.only, client, options.first_wait)
     num_files = sum(1 for _ in files)
     if not num_files:
-        raise DownloadError(f"{url}: no file begins with {' or '.join(options.only)}")
+        raise DownloadError(f"{url}: no file name begins with {' or '.join(options.only)}")
     num_bytes = _check_space(corpus, files, num_files, folder, has_all=not options.only)
     summary = DownloadSummary(num_files, 0, 0, [])
     unit: dict[str, Any] = {"unit": "file"} if num_bytes is None else {"unit": "B", "unit_scale": True}

@@ -53,7 +53,7 @@ class LabelDefinition(BaseModel):
             repeated = next(name for i, name in enumerate(self.classes) if name in self.classes[:i])
             raise ValueError(f"duplicate class '{repeated}'")
         if self.kind == "binary" and len(self.classes) != 1:
-            raise ValueError(f"kind 'binary' has one class, got {len(self.classes)}")
+            raise ValueError(f"kind 'binary' must have exactly one class, got {len(self.classes)}")
         if self.kind == "multiclass" and len(self.classes) < 2:
             raise ValueError("kind 'multiclass' needs two or more classes")
         if self.codes is not None:
@@ -63,7 +63,7 @@ class LabelDefinition(BaseModel):
                 raise ValueError("'codes' must list one or more codes for each class, each code only once")
         if self.thresholds is not None:
             if self.kind not in {"multilabel", "binary"}:
-                raise ValueError(f"kind '{self.kind}' has no thresholds")
+                raise ValueError(f"'thresholds' are not allowed for kind '{self.kind}': remove them")
             if len(self.thresholds) != len(self.classes):
                 raise ValueError(f"got {len(self.thresholds)} thresholds for {len(self.classes)} classes")
         return self

@@ -19,7 +19,7 @@ def describe_prediction(file: Path, source: str, recording: str) -> str:
         ValueError: the file is not a table of predictions, or does not contain the recording.
     """
     if file.suffix not in {".parquet", ".csv"}:
-        raise ValueError(f"{file}: the file name of predictions must end in .parquet or .csv")
+        raise ValueError(f"{file}: the name of a file of predictions must end in .parquet or .csv")
     field = pyarrow.dataset.field
     # A recording may be named 00123.
     text = pyarrow.csv.ConvertOptions(column_types={"source": pa.string(), "recording": pa.string()})
@@ -30,7 +30,7 @@ def describe_prediction(file: Path, source: str, recording: str) -> str:
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{file}: cannot be read as predictions of engine/predict.py ({one_line(error)})") from None
     if not rows:
-        raise ValueError(f"{file}: no prediction for {source}/{recording}; predict the dataset with engine/predict.py")
+        raise ValueError(f"{file}: no prediction for {source}/{recording}; run engine/predict.py on the dataset")
     description = _describe(rows[0])
     if description is None:
         raise ValueError(f"{file}: has no columns of predictions; choose a table that engine/predict.py wrote")

@@ -57,7 +57,7 @@ class Bucket:
         try:
             self._store = _open_store(url)
         except Exception as error:  # noqa: BLE001 -- obstore has one class for each kind of store
-            other = StorageError(f"{url}: not the URL of object storage ({first_line(error)})")
+            other = StorageError(f"{url}: not a valid object storage URL ({first_line(error)})")
             raise (self._explain("", error) or other) from None
 
     def read(self, name: str, max_bytes: int) -> bytes:

@@ -276,8 +276,8 @@ def _check_order(path: Path, table: Table, rows: IdTable, num_found: int) -> Non
     """Checks that a table in the order of the recordings has one row for each."""
     if num_found not in {0, len(rows)}:  # none: the input was given twice
         raise ValueError(
-            f"{path}: {num_found} recordings, but {len(rows)} rows in {table.file}, so that they cannot be matched by their "
-            "order; download both again"
+            f"{path}: {num_found} recordings, but {len(rows)} rows in {table.file}, so they cannot be matched by their order; "
+            "download both again"
         )
 
 

@@ -33,8 +33,8 @@ class PtbXl(WfdbCorpus):
         table = super()._read_table(folder)
         if len(table) > _NUM_RECORDINGS:
             raise ValueError(
-                f"{folder}: {self.table} has {len(table)} rows: another version, as {self.corpus} has {_NUM_RECORDINGS}; "
-                "download that version"
+                f"{folder}: {self.table} has {len(table)} rows, but {self.corpus} has {_NUM_RECORDINGS}, so it is of "
+                f"another version; download {self.corpus}"
             )
         return table
 

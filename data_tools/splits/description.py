@@ -30,8 +30,8 @@ _PAPER = (
         "identification",
         {"train": 147_444, "valid": 17_670},
         (
-            "the paper calls them 8:2 of its pre-training set, but they are 89:11 and add up to 165,114; here the patients of "
-            "the pre-training set are divided 8:2"
+            "the paper describes them as an 8:2 division of its pre-training set, but their ratio is 89:11 and they add up to "
+            "165,114; here the patients of the pre-training set are divided 8:2"
         ),
     ),
     (

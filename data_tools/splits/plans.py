@@ -278,7 +278,8 @@ def _cut(
     ((num_persons,),) = database.execute("SELECT count(*) FROM hashes").fetchall()
     num_parts = len(fractions)
     if num_persons < num_parts:
-        raise PlanError(f"{purpose}: at least {num_parts} {whose} are needed for {', '.join(fractions)}, found {num_persons}")
+        parts = ", ".join(fractions)
+        raise PlanError(f"{purpose}: at least {num_parts} {whose} are needed for {parts}, but only {num_persons} were found")
     expression = "CASE"
     for number, (name, share) in enumerate(zip(fractions, itertools.accumulate(fractions.values()), strict=True), start=1):
         # No part is empty.

@@ -61,7 +61,8 @@ def split_dataset(
         for name, info in kept.items():
             if info.patients not in {None, origin}:
                 raise PlanError(
-                    f"{folder}: plan '{name}' was made with another patient table than {patients}; use one table for all plans"
+                    f"{folder}: plan '{name}' was made with a different patient table than {patients}; use one table for all "
+                    "plans"
                 )
     with open_cohort(dataset, known) as database:
         columns = plan.make(database, dataset, seed)

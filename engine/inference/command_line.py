@@ -79,16 +79,13 @@ def explain_errors(run: Callable[[], _Result], where: object) -> _Result:
         raise UserError(f"{first_line(error)}: use a smaller --batch-size") from None
 
 
-def apply_to_input(
-    script: str, function: Callable[..., Summary], options: argparse.Namespace, done: str
-) -> tuple[Summary, int]:
+def apply_to_input(script: str, function: Callable[..., Summary], options: argparse.Namespace) -> tuple[Summary, int]:
     """Applies a model to ``options.input``, writes ``options.output``, and reports what was missing and skipped.
 
     Args:
         script: name of the script.
         function: called with input, output, runner, split and plan.
         options: parsed command line.
-        done: "embedded" or "predicted".
 
     Returns:
         The summary, and the exit status: 1 if something was skipped, else 0.
@@ -102,7 +99,7 @@ def apply_to_input(
         print_error(script, f"{lacking}, which were set to zero; recordings: {recordings}")
     if summary.num_skipped:
         skipped = count(summary.num_skipped, "recording or part of one", "recordings or parts of recordings")
-        print_error(script, f"{skipped} could not be {done} (listed above)")
+        print_error(script, f"{skipped} could not be used (listed above)")
     return summary, _EXIT_INCOMPLETE if summary.num_skipped else 0
 
 

@@ -97,5 +97,5 @@ def align_outputs(config: ModelConfig, labels: LabelDefinition) -> NDArray[np.in
     raise UserError(
         f"the model has {len(own.classes)} labels{f', such as {unknown!r}' if unknown else ''}, but '{labels.name}' has "
         f"{len(labels.classes)}, such as '{labels.classes[0]}': choose other --labels, or "
-        f"convert the model with its label names"
+        f"convert the model again with its label names (engine/convert.py fairseq --labels FILE)"
     )

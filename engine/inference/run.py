@@ -148,7 +148,7 @@ def embed_input(
         for crops, embeddings, num_segments in runner.apply(embedder, source, summary, "embedding"):
             store.add(crops, embeddings, num_segments)
         if not len(store):
-            raise UserError(f"{path}: none of the recordings could be embedded (listed above); {out} was not written")
+            raise UserError(f"{path}: no recording could be embedded (listed above); {out} was not written")
         store.write(out)
     return summary
 
@@ -168,7 +168,7 @@ def predict_input(
             for crops, predictions, num_segments in runner.apply(predictor, source, summary, "predicting"):
                 store.add(crops, predictions, num_segments)
         if not summary.num_segments:
-            raise UserError(f"{path}: none of the recordings could be predicted (listed above); {out} was not written")
+            raise UserError(f"{path}: no recording could be used for predictions (listed above); {out} was not written")
         summary.num_recordings, too_short = store.write(out)
         for recording in too_short:
             runner.skip(summary, recording, "shorter than a segment of the model")

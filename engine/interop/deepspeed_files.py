@@ -91,8 +91,9 @@ def convert_checkpoint(old: Path, new: Path) -> list[str]:
         ]
         for name, start, weight, state in slices:
             for tensor in (weight, *state.values()):
-                if (start, tensor.shape, tensor.dtype) != (0, (math.prod(info.shapes[name]),), torch.float32):
-                    raise TypeError(f"{name} is {tensor.dtype} {list(tensor.shape)}")
+                size = math.prod(info.shapes[name])
+                if (start, tensor.shape, tensor.dtype) != (0, (size,), torch.float32):
+                    raise TypeError(f"{name} is {tensor.dtype} {list(tensor.shape)}, expected torch.float32 [{size}]")
     write_checkpoint(new, replace(info, num_updates=num_updates), slices)
     return [f"to resume from it, add resume={new} to the run's command"]
 

@@ -213,8 +213,8 @@ def export_fairseq(folder: Path, checkpoint: Path) -> list[str]:
     config = model.config
     if config.encoder.output_layers > 1:
         raise UserError(
-            f"{folder}: cannot be exported: its output is the mean of the last {config.encoder.output_layers} blocks, but "
-            f"the official encoder outputs only that of the last block"
+            f"{folder}: cannot be exported: its output is the mean over the last {config.encoder.output_layers} blocks, but "
+            "the official encoder returns only the output of the last block"
         )
     has_mask = config.objective is not None or bool(tensors[_MASK].any())
     if not keys.has_projection(config.encoder):

@@ -81,7 +81,7 @@ def _check_sizes(path: Path) -> None:
     declared, size = sum(member.file_size for member in members), path.stat().st_size
     if declared > size or any(member.compress_type != zipfile.ZIP_STORED for member in members):
         raise UserError(
-            f"{path}: not a file of torch.save: its contents ({declared} bytes) are compressed or overlap; get another copy "
+            f"{path}: not a torch.save file: its contents ({declared} bytes) are compressed or overlap; get another copy "
             "of the checkpoint"
         )
 

@@ -114,8 +114,8 @@ def _find_checkpoint(config: RunConfig, checkpoints: Checkpoints) -> tuple[Path,
         if last is not None and last > info.step:
             # They would count as the newest checkpoints, which are kept and resumed from.
             raise UserError(
-                f"{config.output_dir}: already contains checkpoints after {path} (up to step {last}): set another "
-                f"output_dir, or resume=auto to continue the run in it"
+                f"{config.output_dir}: already contains checkpoints newer than {path} (up to step {last}): set another "
+                "output_dir, or resume=auto to continue from the newest one"
             )
         return path, info
     if checkpoints.newest() is not None:

@@ -76,7 +76,9 @@ def read_description(path: Path) -> dict[str, Any]:
     """Returns the contents of a checkpoint's ``checkpoint.json``, of any version; only its syntax is checked."""
     file = path / "checkpoint.json"
     if file.exists() and (not file.is_file() or file.stat().st_size > _MAX_BYTES):
-        raise UserError(f"{file}: is not a file of at most {_MAX_BYTES >> 20} MiB: choose the folder of a checkpoint")
+        raise UserError(
+            f"{file}: is not a regular file, or is larger than {_MAX_BYTES >> 20} MiB: choose the folder of a checkpoint"
+        )
     try:
         content = pydantic_core.from_json(file.read_bytes())
     except OSError as error:

@@ -215,7 +215,7 @@ def test_unreadable_recordings_are_reported_and_the_rest_is_written(run: Run, tm
     ):
         assert f"embed: {line}" in lines
     assert any(line.startswith(f"embed: {folder}/a/Truncated: truncated .mat") for line in lines)
-    assert lines[-1].startswith("embed: 7 recordings or parts of recordings could not be embedded")
+    assert lines[-1].startswith("embed: 7 recordings or parts of recordings could not be used")
     assert len(lines) == 8
 
 
@@ -224,7 +224,7 @@ def test_nothing_usable_writes_nothing(run: Run, tmp_path: Path) -> None:
     status, out, err = run("--input", tmp_path / "in", "--output", tmp_path / "out.npz")
     assert (status, out) == (2, "")
     assert err.splitlines()[0].endswith("Short: too short: 4.000 s")
-    assert "none of the recordings could be embedded" in err.splitlines()[1]
+    assert "no recording could be embedded" in err.splitlines()[1]
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 

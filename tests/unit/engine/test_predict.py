@@ -117,7 +117,7 @@ def test_a_folder_of_recordings_at_any_rate_with_any_leads(run: Run, model: Path
     assert out.endswith(": 2 recordings, 5 segments\n")
     assert err[0].endswith("Short: too short: 4.000 s")
     assert "1 crop lacks III, aVR" in err[1]
-    assert err[2] == "predict: 1 recording or part of one could not be predicted (listed above)"
+    assert err[2] == "predict: 1 recording or part of one could not be used (listed above)"
     assert pq.read_table(tmp_path / "out.parquet")["num_segments"].to_pylist() == [3, 2]
 
 

@@ -55,7 +55,7 @@ def test_all_files_come_once(server: CorpusServer, tmp_path: Path) -> None:
 def test_a_part_of_a_corpus(server: CorpusServer, tmp_path: Path) -> None:
     assert download_corpus("physionet2021", tmp_path, options(server, "training/geor", "REC")).num_files == 2
     assert downloaded(tmp_path).keys() == {"SHA256SUMS.txt", "RECORDS", MAT}
-    with pytest.raises(DownloadError, match="no file begins with training/nowhere"):
+    with pytest.raises(DownloadError, match="no file name begins with training/nowhere"):
         download_corpus("physionet2021", tmp_path, options(server, "training/nowhere"))
 
 

@@ -154,7 +154,7 @@ def test_plans_are_added_without_changing_the_rest(ptbxl: tuple[Path, Path]) -> 
         "recordings": 1, "patients": 1, "crops": 1, "complete_crops": 1, "segments": 1,
     }  # fmt: skip
     other = write_patients(path.parent / "other.csv", {1: 1, 2: 2})
-    with pytest.raises(PlanError, match="plan 'pretrain' was made with another patient table than"):
+    with pytest.raises(PlanError, match="plan 'pretrain' was made with a different patient table than"):
         split_dataset(path, RandomPlan("mine"), 1, other)
 
 
@@ -287,9 +287,9 @@ def test_no_split_is_empty(tmp_path: Path) -> None:
     path = write_tables(tmp_path / "dataset", rows)
     found = read_rows(split_dataset(path, RandomPlan()))
     assert sorted(str(row["random"]) for row in found) == ["test", "train", "valid"]
-    with pytest.raises(PlanError, match=r"diagnosis: at least 3 patients of cpsc_2018, .* are needed for train, .* found 0"):
+    with pytest.raises(PlanError, match=r"diagnosis: at least 3 patients of cpsc_2018, .* are needed for train, .* only 0 were found"):
         split_dataset(path, PaperPlan())
-    with pytest.raises(PlanError, match="random: at least 3 patients are needed for train, valid, test, found 2"):
+    with pytest.raises(PlanError, match="random: at least 3 patients are needed for train, valid, test, but only 2 were found"):
         split_dataset(write_tables(tmp_path / "two", rows[:2]), RandomPlan())
 
 
