@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if everything was embedded, 1 if only a part could be, 2 after an error of the user or of the system.
     """
-    parser = make_parser("embed", _DESCRIPTION, _EXAMPLE)
+    parser = make_parser("embed", _DESCRIPTION, _EXAMPLE, "split of the dataset (default: all splits)")
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="folder of a model, or of the fine-tuning run that made it")
     add(

@@ -43,8 +43,8 @@ segment, for each combination of leads, with 95% intervals by bootstrap over pat
 Fine-tuned models are scored as they are. --probe scores any encoder by a probe on its embeddings: fitted to the training
 split, its penalty or number of neighbors chosen on the validation split. For a probe, and for a model whose
 encoder was frozen in fine-tuning, the same probe of an encoder with random weights is reported as a baseline. --identify
-compares the segments of a probe split with those of a gallery (default plan: identification). Several models are compared
-with the first one by paired bootstrap, or averaged (--seeds)."""
+compares segments of patients to identify (--probe-split) with those of known patients (--gallery-split). Several
+models are compared with the first one by paired bootstrap, or averaged (--seeds)."""
 
 _EXAMPLE = "python engine/evaluate.py runs/diagnosis --data datasets/physionet2021 --plan diagnosis --leads 12,6,3,2,1"
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = make_parser("evaluate", _DESCRIPTION, _EXAMPLE)
+    parser = make_parser("evaluate", _DESCRIPTION, _EXAMPLE, "split to evaluate on (default: test; without --plan, valid)")
     add = parser.add_argument
     add("models", type=Path, nargs="+", metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add("--data", type=dataset_location, required=True, metavar="DATASET", help="folder or URL of the dataset")
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
     if options.bootstrap < 0:
         raise UserError(f"--bootstrap must be 0 or more, got {options.bootstrap}")
     if options.identify and (options.probe or options.labels or options.label_table or options.split):
-        raise UserError("--identify uses no labels: drop --probe, --labels, --label-table and --split")
+        raise UserError("--identify uses no labels and has its own splits: drop --probe, --labels, --label-table and --split")
     if options.seeds and len(options.models) < 2:
         raise UserError("--seeds needs two or more models, one for each seed")
     session = _Session(

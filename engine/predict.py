@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0 if all recordings were predicted, 1 if only a part could be, 2 after an error of the user or of the system.
     """
-    parser = make_parser("predict", _DESCRIPTION, _EXAMPLE)
+    parser = make_parser("predict", _DESCRIPTION, _EXAMPLE, "split of the dataset (default: all splits)")
     add = parser.add_argument
     add("model", type=Path, metavar="MODEL", help="folder of a model, or of the fine-tuning run that made it")
     add(

@@ -56,7 +56,7 @@ def write_tables(
     rows = [row | {"split": split, "shard": f"{split}-000000.tar"} for row, split in zip(rows, splits, strict=True)]
     pq.write_table(samples_table(rows), folder / SAMPLES_FILE, row_group_size=17)
     rejected = [
-        {"path": f"in/{one}", "recording": one, "reason": f"duplicate signal: 1 crops as in in/g1/{other}", "num_crops_used": 1}
+        {"path": f"in/{one}", "recording": one, "reason": f"duplicate signal: 1 crop as in in/g1/{other}", "num_crops_used": 1}
         for one, other in repeats
     ]
     pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), folder / REJECTED_FILE)

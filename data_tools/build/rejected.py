@@ -14,6 +14,7 @@ from data_tools.build.planning import Plan
 from data_tools.build.staging import Note, read_notes
 from data_tools.files import printable
 from data_tools.shards.tables import REJECTED_SCHEMA, ROWS_PER_GROUP
+from data_tools.validation import count
 
 _Row = dict[str, Any]
 
@@ -57,23 +58,23 @@ def _repeated_names(files: Listing) -> Iterator[Note]:
 
 def _repeated_signals(files: Listing, plan: Plan) -> Iterator[Note]:
     for number, original, num_crops in plan.repeats():
-        yield Note(number, f"duplicate signal: {num_crops} crops as in {printable(files[original].location)}", True)
+        yield Note(number, f"duplicate signal: {count(num_crops, 'crop')} as in {printable(files[original].location)}", True)
 
 
 def _known_signals(plan: Plan) -> Iterator[Note]:
     for number, original, num_crops in plan.known_repeats():
-        yield Note(number, f"duplicate signal: {num_crops} crops as in {original}", True)
+        yield Note(number, f"duplicate signal: {count(num_crops, 'crop')} as in {original}", True)
 
 
 def _in_both_splits(plan: Plan) -> Iterator[Note]:
     for number, num_crops in plan.in_both_splits():
-        text = f"patient in both splits: {num_crops} crops of a patient who shares signals with patients of both"
+        text = f"patient in both splits: {count(num_crops, 'crop')} of a patient who shares signals with patients of both"
         yield Note(number, text, True)
 
 
 def _signals_elsewhere(plan: Plan, others: Sequence[str]) -> Iterator[Note]:
     for number, other, num_crops in plan.elsewhere():
-        yield Note(number, f"signal in another dataset: {num_crops} crops as in {printable(others[other])}", True)
+        yield Note(number, f"signal in another dataset: {count(num_crops, 'crop')} as in {printable(others[other])}", True)
 
 
 def _rows(files: Listing, number: int, notes: list[Note], num_used: int) -> list[_Row]:

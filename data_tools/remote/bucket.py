@@ -141,8 +141,8 @@ class Bucket:
                     raise final from None
                 if time.monotonic() + wait > end:
                     raise StorageError(
-                        f"{self.url}/{name}: cannot be reached ({first_line(error)}; tried for {retry_seconds():.0f} s); "
-                        "check network and address, then run the same command again"
+                        f"{self.url}/{name}: request failed ({first_line(error)}; tried for {retry_seconds():.0f} s); "
+                        "check the network and the address, then run the same command again"
                     ) from None
             # Random, so that many ranks that lost a server do not all return at once.
             time.sleep(wait * random.uniform(0.5, 1))

@@ -82,7 +82,7 @@ def _provenance(dataset: Dataset) -> Section:
         ("source", manifest.build.source),
         ("built by", f"ecg-engine {manifest.build.tool_version}"),
         ("fingerprint", dataset.fingerprint),
-        ("fingerprint of the content, regardless of format", dataset.content_fingerprint()),
+        ("content fingerprint (regardless of format)", dataset.content_fingerprint()),
     ]
     blocks = [Table("How it was built", ("", ""), facts)]
     options = json.dumps(manifest.build.options, indent=1, ensure_ascii=False)

@@ -105,7 +105,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     """
     manifest = dataset.manifest
     yield f"{dataset.location}: format version {manifest.format_version}, {manifest.encoding}"
-    yield f"fingerprint {dataset.fingerprint}; of the content, regardless of format: {dataset.content_fingerprint()}"
+    yield f"fingerprint {dataset.fingerprint}; content fingerprint (regardless of format) {dataset.content_fingerprint()}"
     yield f"built from {manifest.build.source} by ecg-engine {manifest.build.tool_version}"
     for addition in manifest.additions:
         yield f"added from {addition.source} by ecg-engine {addition.tool_version}"

@@ -63,7 +63,7 @@ REJECTED_SCHEMA = pa.schema(
 )
 
 # In reasons: the name of the recording, after its folder, that has the same signal.
-DUPLICATE_SIGNAL_PATTERN = r"duplicate signal: \d+ crops as in (?:[^;]*/)?([^;/]+)"
+DUPLICATE_SIGNAL_PATTERN = r"duplicate signal: [\d,]+ crops? as in (?:[^;]*/)?([^;/]+)"
 
 
 def samples_table(rows: list[dict[str, Any]]) -> pa.Table:

@@ -24,13 +24,13 @@ _MAX_THREADS = 4
 _Result = TypeVar("_Result")
 
 
-def make_parser(script: str, description: str, example: str) -> Parser:
-    """Returns a parser with the options of every script that applies models."""
+def make_parser(script: str, description: str, example: str, split: str) -> Parser:
+    """Returns a parser with the options of every script that applies models; ``split`` is the help of --split."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = Parser(prog=f"{script}.py", description=description, epilog=f"example:\n  {example}", formatter_class=formatter)
     num_threads = min(_MAX_THREADS, os.cpu_count() or 1)
     add = parser.add_argument
-    add("--split", metavar="NAME", help="split of the dataset")
+    add("--split", metavar="NAME", help=split)
     add("--plan", metavar="NAME", help="plan of `ecg-data split` that has the split (default: the stored splits)")
     add("--batch-size", type=positive, default=32, metavar="N", help="crops per batch (default: 32)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="default: a GPU if there is one")

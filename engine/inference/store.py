@@ -73,7 +73,8 @@ class EmbeddingStore:
             self._database.executemany("INSERT INTO crops VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         except sqlite3.IntegrityError:
             raise ValueError(
-                f"duplicate key between {crops[0].key} and {crops[-1].key}: check the dataset with `ecg-data verify`"
+                f"a key in the batch from {crops[0].key} to {crops[-1].key} occurs twice: check the dataset with "
+                "`ecg-data verify`"
             ) from None
         self._values.write(np.ascontiguousarray(embeddings, dtype="<f4").data)
         self._num_crops += len(crops)

@@ -75,7 +75,8 @@ def _parse_sum(text: str) -> list[Any]:
             layers += ast.literal_eval(literal.strip()) * min(int(number or 1), _MAX_BLOCKS + 1)
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         raise ValueError(
-            f"{shorten(text)} is not [(channels, kernel, stride), ...] * number: expressions are not evaluated"
+            f"{shorten(text)} is not [(channels, kernel, stride), ...] * number, or a sum of such terms: other expressions "
+            "are not evaluated"
         ) from None
     return layers
 

@@ -102,7 +102,9 @@ class ECGEmbedder(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimat
         if signals.ndim != 2:
             return signals
         if signals.shape[1] % num_leads:
-            raise UserError(f"expected [rows, leads, samples], got rows of {signals.shape[1]} values for {num_leads} leads")
+            raise UserError(
+                f"expected [rows, leads, samples], got rows of {signals.shape[1]} values, not a multiple of {num_leads} leads"
+            )
         return signals.reshape(len(signals), num_leads, -1)
 
     @property

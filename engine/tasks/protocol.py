@@ -1,6 +1,6 @@
 """The interface of a task: a model, how a batch becomes a loss, and how validation is scored.
 
-To add a task: a file with a subclass of :class:`Task` and a script that trains it; CONTRIBUTING.md has a walk-through.
+To add a task: a file with a subclass of :class:`Task`, and a script unless it fine-tunes; CONTRIBUTING.md has a walk-through.
 """
 
 import math

@@ -229,7 +229,7 @@ def test_a_fine_tuned_official_checkpoint(run: Run, dataset: Path, tmp_path: Pat
         (["first", "--leads", "5"], "no combination of 5 leads"),
         (["first", "--bootstrap", "-1"], "--bootstrap must be 0 or more, got -1"),
         (["first", "--seeds"], "--seeds needs two or more models"),
-        (["first", "--identify", "--labels", "cinc2021"], "--identify uses no labels"),
+        (["first", "--identify", "--labels", "cinc2021"], "--identify uses no labels and has its own splits"),
         (["first", "--labels", "ptbxl_all"], "--labels: scheme 'ptbxl_all' needs a table"),
         (["first", "--labels", "table", "--label-table", "none.csv", "--label-columns", "y"], "none.csv: cannot be read"),
         (["first", "-o", "second"], "second: already exists: choose a new folder"),

@@ -97,8 +97,8 @@ def test_signals_that_it_has_are_rejected_and_link_patients(folder: Path, tmp_pa
     summary = add(folder, tmp_path / "in")
     assert summary.rejected == {"duplicate signal": 3, "patient in both splits": 1}
     reasons = {row["recording"]: row["reason"] for row in pq.read_table(folder / "rejected.parquet").to_pylist()}
-    assert reasons["valid0"] == f"duplicate signal: 1 crops as in georgia/{one['valid']['recording']}"
-    assert reasons["both-other"] == "patient in both splits: 1 crops of a patient who shares signals with patients of both"
+    assert reasons["valid0"] == f"duplicate signal: 1 crop as in georgia/{one['valid']['recording']}"
+    assert reasons["both-other"] == "patient in both splits: 1 crop of a patient who shares signals with patients of both"
     assert "valid-other" in split_of(Dataset.open(folder), "recording")["valid"]
     assert list(verify_dataset(folder)) == []
     # The patients are linked for plans, too.

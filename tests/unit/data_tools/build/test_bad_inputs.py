@@ -51,7 +51,7 @@ def _with_nan(num_samples: int, position: int) -> NDArray[np.int16]:
         (_rewrite(signal=random_signal(99, 5000, 1), leads=["MLII"]), "no known lead: MLII"),
         (_rewrite(gain="1000/mmHg"), "unknown unit: 'mmHg'"),
         (_rewrite(sampling_rate="0"), "unreadable header: record line"),
-        (_rewrite(signal=random_signal(1)), "duplicate signal: 1 crops as in "),
+        (_rewrite(signal=random_signal(1)), "duplicate signal: 1 crop as in "),
     ],
 )
 def test_a_bad_recording_is_rejected_and_the_others_are_used(
@@ -83,7 +83,7 @@ def test_what_cannot_be_used_of_a_recording_is_noted(tmp_path: Path) -> None:
         "B": [("invalid Dx: 'nonsense'", 1), ("invalid Age: 'old'", 1)],
         "C": [("unknown lead: 'VX'", 1)],
         "D": [("NaN", 0)],
-        "E": [(f"duplicate signal: 1 crops as in {folder / 'B'}", 1)],
+        "E": [(f"duplicate signal: 1 crop as in {folder / 'B'}", 1)],
     }
     assert summary.rejected == {"NaN": 1}
     assert summary.partly_used.total() == 5

@@ -152,10 +152,10 @@ def test_a_build_leaves_out_what_another_dataset_contains(tmp_path: Path) -> Non
     assert find(first, second, third) == []
     assert recordings(third) == ["B", "C"]
     rejected = {row["recording"]: row for row in pq.read_table(third / "rejected.parquet").to_pylist()}
-    assert rejected["A"]["reason"] == f"signal in another dataset: 1 crops as in {first}"
+    assert rejected["A"]["reason"] == f"signal in another dataset: 1 crop as in {first}"
     assert (rejected["B"]["reason"], rejected["B"]["num_crops_used"]) == (rejected["A"]["reason"], 1)
-    assert rejected["D"]["reason"] == f"signal in another dataset: 1 crops as in {second}"
-    assert rejected["E"]["reason"].startswith("duplicate signal: 1 crops as in ")
+    assert rejected["D"]["reason"] == f"signal in another dataset: 1 crop as in {second}"
+    assert rejected["E"]["reason"].startswith("duplicate signal: 1 crop as in ")
 
 
 def test_the_datasets_are_options_of_the_build(tmp_path: Path) -> None:

@@ -287,7 +287,7 @@ def test_no_split_is_empty(tmp_path: Path) -> None:
     path = write_tables(tmp_path / "dataset", rows)
     found = read_rows(split_dataset(path, RandomPlan()))
     assert sorted(str(row["random"]) for row in found) == ["test", "train", "valid"]
-    with pytest.raises(PlanError, match=r"diagnosis: at least 3 patients of cpsc_2018, .* are needed for train, .* only 0 were found"):
+    with pytest.raises(PlanError, match=r"diagnosis: at least 3 patients of cpsc_2018, .* are needed for .* only 0 were found"):
         split_dataset(path, PaperPlan())
     with pytest.raises(PlanError, match="random: at least 3 patients are needed for train, valid, test, but only 2 were found"):
         split_dataset(write_tables(tmp_path / "two", rows[:2]), RandomPlan())
