@@ -1,5 +1,6 @@
 """The twelve leads: names, order, combinations, and the limb leads derived from I and II."""
 
+import functools
 import re
 
 import numpy as np
@@ -26,6 +27,7 @@ _PREFIX = re.compile(r"(?:mdc[\s_:.-]+)?(?:(?:lead|ecg|ekg)[\s_:.-]+)*")
 _REMARK = re.compile(r"\s*\([^()]*\)$")
 
 
+@functools.lru_cache(maxsize=256)
 def canonical_lead(name: str) -> str | None:
     """Returns a lead's name as in :data:`LEADS`; None if it is unknown.
 

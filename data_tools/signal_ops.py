@@ -3,6 +3,7 @@
 Shapes: C leads of the recording, T samples.
 """
 
+import functools
 import hashlib
 from collections.abc import Iterator
 from fractions import Fraction
@@ -22,6 +23,7 @@ _FILTER_REACH = 10
 _MAX_DENOMINATOR = 10_000
 
 
+@functools.lru_cache(maxsize=256)
 def resampling_ratio(sampling_rate: float) -> Fraction:
     """Returns 500 Hz divided by a sampling rate as a fraction, exact for integer rates.
 

@@ -3,13 +3,12 @@
 import glob
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import duckdb
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
+from data_tools.arrow import to_arrow, to_numpy
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import SAMPLES_FILE
 from data_tools.shards.tables import read_groups
@@ -57,7 +56,7 @@ class KnownCrops:
             columns = [
                 to_arrow(signals[:, 0]),
                 to_arrow(signals[:, 1]),
-                to_arrow(np.array(hashes, np.uint64)[patients.indices.to_numpy()]),
+                to_arrow(np.array(hashes, np.uint64)[to_numpy(patients.indices)]),
                 pa.array([split == VALID for split in table["split"].to_pylist()]),
                 to_arrow(np.arange(start, start + len(table))),
             ]
@@ -68,9 +67,3 @@ class KnownCrops:
         """Creates the view ``samples`` of samples.parquet in a database."""
         path = glob.escape(str(self.dataset.path / SAMPLES_FILE))
         database.read_parquet(path, file_row_number=True).create_view("samples", replace=True)
-
-
-def to_arrow(array: NDArray[np.number[Any]]) -> pa.Array:
-    """Converts numbers to Arrow without a copy; ``pa.array`` would import pandas, which takes half a second."""
-    array = np.ascontiguousarray(array)
-    return pa.Array.from_buffers(pa.from_numpy_dtype(array.dtype), len(array), [None, pa.py_buffer(array)])

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from data_tools.build.known_crops import KNOWN_SCHEMA, KnownCrops, to_arrow
+from data_tools.arrow import to_arrow, to_numpy
+from data_tools.build.known_crops import KNOWN_SCHEMA, KnownCrops
 from data_tools.build.staging import INDEX_DTYPE, index_path, read_staged_index
 from data_tools.duplicates.hashes import read_hashes
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
@@ -143,7 +144,7 @@ class Plan:
             WHERE coalesce(is_valid, representative < ?) = ? ORDER BY "order", position
         """
         for batch in read_batches(self._database, query, [self._first_pretrain, split == VALID], crops_per_shard):
-            yield np.column_stack([column.to_numpy() for column in batch.columns])
+            yield np.column_stack([to_numpy(column) for column in batch.columns])
 
     def num_used(self) -> Iterator[tuple[int, int]]:
         """Yields (recording, number of used crops) for each recording with any, sorted."""

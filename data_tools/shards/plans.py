@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_tools.arrow import to_numpy
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError, PlanInfo, PlansInfo
 from data_tools.shards.tables import read_groups, read_schema
@@ -73,7 +74,7 @@ def read_plan(dataset: Dataset, name: str) -> PlanRows:
         roles = np.zeros(num_folds + 1, np.int8)  # train; the last is that of code -1
         roles[fold], roles[(fold + 1) % num_folds], roles[-1] = 2, 1, -1
         codes = roles[codes]
-    segments = np.concatenate([part[segment].to_numpy() for part in parts]) if len(columns) > 1 else None
+    segments = np.concatenate([to_numpy(part[segment]) for part in parts]) if len(columns) > 1 else None
     return PlanRows(f"{dataset.location}: plan '{name}'", plan_splits(dataset, name), codes, segments)
 
 
@@ -131,5 +132,5 @@ def held_out(dataset: Dataset, read: Callable[[Dataset, str], PlanRows] = read_p
 def _codes(column: pa.ChunkedArray, splits: tuple[str, ...]) -> NDArray[np.int8]:
     encoded = column.unify_dictionaries().combine_chunks()
     numbers = [splits.index(name) if name else -1 for name in encoded.dictionary.to_pylist()]
-    codes: NDArray[np.int8] = np.array(numbers, np.int8)[encoded.indices.to_numpy()]
+    codes: NDArray[np.int8] = np.array(numbers, np.int8)[to_numpy(encoded.indices)]
     return codes

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from data_tools.arrow import to_numpy
 from data_tools.leads import LEADS
 from data_tools.recording import CROP_SAMPLES
 from data_tools.remote.dataset_files import RemoteDataset, find_remote
@@ -188,8 +189,8 @@ class ShardStore(ABC):
                 f"{display(self._dataset)}: {SAMPLES_FILE}: {unknown[0]} is not among the shards of this split in the manifest"
             )
         places = np.empty(len(rows), PLACE_DTYPE)
-        places["shard"] = np.array([self._indices[name] for name in known], np.int32)[names.indices.to_numpy()]
-        places["offset"] = rows["offset"].to_numpy()
+        places["shard"] = np.array([self._indices[name] for name in known], np.int32)[to_numpy(names.indices)]
+        places["offset"] = to_numpy(rows["offset"])
         return places
 
     @abstractmethod

@@ -138,12 +138,17 @@ def parse_header(text: str) -> WfdbHeader:
     return WfdbHeader(fields[0], sampling_rate, num_samples or None, signals, tuple(comments))
 
 
+@functools.lru_cache(maxsize=16)  # the signals of a recording are usually in one file
+def _is_file_name(text: str) -> bool:
+    return Path(text).name == text and "\0" not in text
+
+
 def _parse_signal(line: str) -> WfdbSignal:
     fields = line.split(maxsplit=8)
     storage = _FORMAT.fullmatch(fields[1]) if len(fields) > 1 else None
     scale = _GAIN.fullmatch(fields[2]) if len(fields) > 2 else _GAIN.fullmatch("0")
     # Signals are read from the folder of the header only.
-    if storage is None or scale is None or Path(fields[0]).name != fields[0] or "\0" in fields[0]:
+    if storage is None or scale is None or not _is_file_name(fields[0]):
         raise RecordingError("unreadable header", f"signal line '{_shorten(line)}'")
     unit = scale["unit"] or "mV"  # WFDB's default
     baseline = scale["baseline"]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import duckdb
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
+from data_tools.arrow import to_arrow, to_numpy
 from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.scratch_database import read_batches
 from data_tools.shards.dataset import Dataset
@@ -101,7 +101,7 @@ def _make_index(dataset: Dataset, shards: ShardStore, selection: Selection) -> C
     stored = _stored_splits(dataset, selection)
     # Each column is read in a separate pass: the places of 10^8 crops and the hashes of their names would take 2 GB together.
     tables = itertools.chain.from_iterable(dataset.iterate_samples(name, [_NUM_VALID]) for name in stored)
-    lengths = [table[_NUM_VALID].to_numpy().astype(np.int16) for table in tables]
+    lengths = [to_numpy(table[_NUM_VALID]).astype(np.int16) for table in tables]
     num_valid = np.concatenate([np.empty(0, np.int16), *lengths])
     num_rows = len(num_valid)
     crop, half = _choose_samples((num_valid // SEGMENT_SAMPLES).astype(np.int8), selection)
@@ -193,7 +193,7 @@ def _hash_names(
     where, parameters = ("", []) if split is None else ("WHERE split = ?", [split])
     query = f"SELECT hash({names}) AS hash FROM samples {where}"  # noqa: S608  (contains no user input)
     for batch in read_batches(database, query, parameters):
-        hashes[start : start + len(batch)] = batch["hash"].to_numpy()[: max(0, num_rows - start)]  # surplus rows only count
+        hashes[start : start + len(batch)] = to_numpy(batch["hash"])[: max(0, num_rows - start)]  # surplus rows only count
         start += len(batch)
     return hashes if start == num_rows else None
 
@@ -206,7 +206,7 @@ def number_by_appearance(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int32
     low_bits = hashes.view(np.uint8)[::8] & np.uint8(mask)
     for part in range(mask + 1):
         rows = np.flatnonzero(low_bits == part).astype(np.int32)
-        codes = pa.array(hashes[rows]).dictionary_encode().indices.to_numpy()  # in order of appearance
+        codes = to_numpy(to_arrow(hashes[rows]).dictionary_encode().indices)  # in order of appearance
         is_first = np.diff(np.maximum.accumulate(codes), prepend=-1) > 0
         first_rows[rows] = rows[is_first][codes]
     numbers = np.cumsum(first_rows == np.arange(len(hashes), dtype=np.int32), dtype=np.int32)

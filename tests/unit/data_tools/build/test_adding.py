@@ -166,7 +166,7 @@ def test_plans_keep_their_crops(built: Path, folder: Path, capsys: pytest.Captur
     keys = old.keys(np.arange(20))
     before = {name: dict(zip(keys, read_plan(old, name).codes.tolist(), strict=True)) for name in ("random", "kfold")}
     assert cli.main(["add", str(folder), "physionet2021", str(built / "more"), "--workers", "1"]) == 0
-    assert f"{folder}: the new crops are in no split of the plans random, kfold until" in capsys.readouterr().out
+    assert f"{folder}: the new crops belong to no split of the plans random, kfold until" in capsys.readouterr().out
     assert list(verify_dataset(folder)) == []
     new = Dataset.open(folder)
     for name, codes in before.items():
