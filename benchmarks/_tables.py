@@ -69,6 +69,8 @@ def headline(results: Mapping[str, Result]) -> Table:
         )
     if "loader-cpu" in results:
         rows += _loader_headline(results["loader-cpu"])
+    if "compare-loaders-cpu" in results:
+        rows.append(_comparison_headline(results["compare-loaders-cpu"]))
     if "train-step-cpu" in results:
         metric = (
             "speedup of the training step over the official code in fp32, 8 pairs, measured alternately on the same 2 CPU cores"
@@ -106,6 +108,18 @@ def _loader_headline(result: Result) -> list[list[object]]:
     for data, (speed, loader) in best.items():
         rows.append([f"crops/s as mV segments: {data} ({loader} loader)", f"{speed:,.0f}", "loader.py"])
     return rows
+
+
+def _comparison_headline(result: Result) -> list[object]:
+    """Returns a row with this engine's loader and the fastest of the others, from the disk."""
+    speeds = {
+        each["loader"]: each["later_epochs_crops_per_second"]["median"]
+        for each in result["metrics"]["loaders"]
+        if each["storage"] == "disk"
+    }
+    other = max((loader for loader in speeds if not loader.startswith("engine")), key=speeds.__getitem__)
+    what = f"crops/s as mV segments from the disk, tar, 2 workers: this engine; the fastest other loader ({other})"
+    return [what, f"{speeds['engine, tar']:,.0f}; {speeds[other]:,.0f}", "compare_loaders.py"]
 
 
 def _step_headline(step: Result, result: Result) -> list[object]:
