@@ -65,7 +65,7 @@ def _make_parser() -> argparse.ArgumentParser:
         "--workers",
         type=int,
         metavar="N",
-        help="runs at a time (default: one per GPU; without GPUs one, tiny: one per core)",
+        help="runs at a time (default: one per GPU; without GPUs: 1, or one per core with --scale tiny)",
     )
     add("--pretrain", nargs="+", default=[], metavar="K=V", help="overrides for all pre-training runs")
     add("--finetune", nargs="+", default=[], metavar="K=V", help="overrides for all fine-tuning runs")
@@ -80,7 +80,7 @@ def _run_tables(options: argparse.Namespace) -> int:
     seeds, methods = _check(options)
     rows = table_rows(options.table or [1], methods)
     if not rows:
-        raise UserError(f"--methods: the chosen tables do not contain {', '.join(methods or ())}; known: {', '.join(METHODS)}")
+        raise UserError(f"--methods: the chosen tables do not contain {', '.join(methods or ())}: choose another --table")
     devices = find_devices(options.device, options.workers, is_tiny=options.scale == "tiny")
     options.output.mkdir(parents=True, exist_ok=True)
     try:

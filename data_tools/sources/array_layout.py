@@ -96,7 +96,10 @@ class ArrayLayout(Options):
     @model_validator(mode="after")
     def _check_axes(self) -> "ArrayLayout":
         if sorted(self.axes) not in (["lead", "recording", "sample"], ["lead", "sample"]):
-            raise ValueError(f"axes must be recording, sample and lead, or sample and lead, got {', '.join(self.axes)}")
+            raise ValueError(
+                "axes must list sample, lead and optionally recording, each once, in the order of the array; got "
+                f"{', '.join(self.axes)}"
+            )
         if not any(canonical_lead(lead) for lead in self.leads):
             raise ValueError(f"leads must contain a known lead, got {', '.join(self.leads)}")
         return self

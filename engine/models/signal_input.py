@@ -202,11 +202,11 @@ def _find_leads(leads: int | Sequence[str]) -> tuple[str, ...]:
     names = [canonical_lead(str(name)) for name in leads]
     unknown = [str(given) for given, name in zip(leads, names, strict=True) if name is None]
     if unknown:
-        raise UserError(f"unknown lead {', '.join(unknown)}: remove it; known: {', '.join(LEADS)}")
+        raise UserError(f"unknown leads: {', '.join(unknown)}; remove their names and signals; known: {', '.join(LEADS)}")
     found = tuple(filter(None, names))
     repeated = sorted({name for name in found if found.count(name) > 1}, key=LEADS.index)
     if repeated:
-        raise UserError(f"lead {', '.join(repeated)} is named more than once: keep one of them")
+        raise UserError(f"leads named more than once: {', '.join(repeated)}; keep one name and signal of each")
     return found
 
 

@@ -87,7 +87,7 @@ def test_tables_in_the_order_of_the_tracings_must_be_complete(tmp_path: Path) ->
     table = tmp_path / "exams.csv"
     lines = table.read_text().splitlines()
     table.write_text("\n".join([*lines[:2], *lines[3:]]) + "\n")
-    with pytest.raises(ValueError, match=r"4 recordings, but 3 rows in exams\.csv, so that they cannot be matched"):
+    with pytest.raises(ValueError, match=r"4 recordings, but 3 rows in exams\.csv, so they cannot be matched"):
         list(make_source("sami_trop", [tmp_path]).find())
 
 
@@ -241,7 +241,7 @@ def test_long_recordings_are_read_piece_by_piece(tmp_path: Path, monkeypatch: py
         ("sampling_rate: 500", "sampling_rate: -1", "sampling_rate: input should be greater than 0, got -1"),
         ("sampling_rate: 500", "rate: 500", "sampling_rate: is missing"),
         ("sampling_rate: 500", "sampling_rate: 500\nfoo: 1", "foo: no such key"),
-        ("[recording, lead, sample]", "[recording, lead]", "axes must be recording, sample and lead, or sample and lead, got"),
+        ("[recording, lead, sample]", "[recording, lead]", "axes must list sample, lead and optionally recording, each once"),
         ("*.h5", "../*.h5", "files: must be a path within the folder of the layout, got '../"),
         ("*.h5", "/etc/*", "files: must be a path within the folder of the layout, got '/etc/"),
         ("leads: [I, II", "leads: [I, II", None),

@@ -245,8 +245,8 @@ def test_nan_is_refused_by_row_and_lead(model: PretrainedModel, bad: float, samp
 @pytest.mark.parametrize(
     ("shape", "options", "message"),
     [
-        ((12, 2500), {"leads": [*LEADS[:11], "MLII"]}, "unknown lead MLII: remove it; known: I, II"),
-        ((3, 2500), {"leads": ["I", "II", "i"]}, "lead I is named more than once"),
+        ((12, 2500), {"leads": [*LEADS[:11], "MLII"]}, "unknown leads: MLII; remove their names and signals; known: I, II"),
+        ((3, 2500), {"leads": ["I", "II", "i"]}, "leads named more than once: I; keep one"),
         ((3, 2500), {"leads": "II"}, "expected a list of names"),
         ((0, 2500), {"leads": []}, "expected at least one of the model's leads"),
         ((3, 2500), {"leads": 4}, "leads=4: use 12, 6, 3, 2, 1, or a list of names"),
