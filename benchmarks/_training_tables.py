@@ -11,6 +11,17 @@ from _results import Result, Table, spread
 STEP_HEADERS = [
     "pairs", "precision", "ZeRO", "crops/s", "min", "max", "step s", "MFU %", "MFU % relative to F.linear", "matmul TFLOP/s",
 ]  # fmt: skip
+CLUSTER_PHASES = {
+    "start_seconds": "processes and imports",
+    "connect_seconds": "connecting the ranks",
+    "tables_seconds": "opening the dataset",
+    "model_seconds": "model and optimizer",
+    "write_seconds": "writing a checkpoint",
+    "verify_seconds": "verifying it",
+    "load_seconds": "loading it",
+    "hop_seconds": "an all-reduce of one number",
+}
+"""What ``cluster.py`` times, by the key in a result."""
 BREAKDOWN_HEADERS = ["part", "GFLOP", "GB", "forward ms", "backward ms", "limit ms", "% of limit", "lost ms"]
 
 
@@ -170,9 +181,8 @@ def _presets(result: Result) -> list[Table]:
 
 def _cluster(result: Result) -> list[Table]:
     runs = result["metrics"]["runs"]
-    names = [name for name in runs[0] if name.endswith("_seconds")]
     rows: list[list[object]] = [
-        [name.removesuffix("_seconds"), *(value for run in runs for value in spread(run[name]))] for name in names
+        [title, *(value for run in runs for value in spread(run[key]))] for key, title in CLUSTER_PHASES.items()
     ]
     headers = ["seconds", *(f"{word} of {run['ranks']}" for run in runs for word in ("median", "min", "max"))]
     num_bytes, num_crops = runs[0]["checkpoint_bytes"], runs[0]["num_crops"]

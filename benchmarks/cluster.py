@@ -25,6 +25,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from _common import environment, free_port, print_environment, print_table, spread, write_json
+from _training_tables import CLUSTER_PHASES
 from data_scale import write_dataset
 from torch.multiprocessing.spawn import ProcessExitedException, spawn
 
@@ -40,17 +41,6 @@ from engine.training.deepspeed_backend import DeepSpeedBackend
 from engine.training.distributed import Ranks, exit_process, init_distributed
 
 PRESET = Path(__file__).parent.parent / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
-PHASES = {
-    "start_seconds": "processes and imports",
-    "connect_seconds": "connecting the ranks",
-    "tables_seconds": "opening the dataset",
-    "model_seconds": "model and optimizer",
-    "write_seconds": "writing a checkpoint",
-    "verify_seconds": "verifying it",
-    "load_seconds": "loading it",
-    "hop_seconds": "small all-reduce",
-}
-"""What was timed, by the key in a result."""
 
 
 def main() -> int:
@@ -79,7 +69,7 @@ def main() -> int:
             runs.append(json.loads((folder / "result.json").read_text()))
             shutil.rmtree(folder)
     print_environment(machine)
-    rows = [[title, *(run[key]["median"] for run in runs)] for key, title in PHASES.items()]
+    rows = [[title, *(run[key]["median"] for run in runs)] for key, title in CLUSTER_PHASES.items()]
     print_table(["seconds", *(f"{num} ranks" for num in arguments.ranks)], rows)
     if arguments.json:
         config = {"zero": arguments.zero, "repeats": arguments.repeats, "overrides": arguments.overrides}
