@@ -106,7 +106,10 @@ def read_ptbxl_database(path: Path | str, level: str, min_likelihood: float = 0.
     for ecg_id, text in zip(table["ecg_id"].to_pylist(), table["scp_codes"].to_pylist(), strict=True):
         likelihoods = parse_statements(text)
         if likelihoods is None:
-            raise LabelError(f"{path}: ecg_id {ecg_id}: invalid scp_codes '{str(text)[:60]}'; expected {{'NORM': 100.0}}")
+            raise LabelError(
+                f"{path}: ecg_id {ecg_id}: invalid scp_codes '{str(text)[:60]}'; expected a dictionary "
+                "such as {'NORM': 100.0}"
+            )
         if unknown := sorted(likelihoods.keys() - known):
             raise LabelError(f"{path}: ecg_id {ecg_id}: unknown statement '{unknown[0]}'; PTB-XL 1.0.3 has 71 statements")
         statements.append([code for code, likelihood in likelihoods.items() if likelihood >= min_likelihood])

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from data_tools.labels.definition import LABEL_COLUMNS, Kind, LabelDefinition, LabelError, Labels, missing_value
 from data_tools.shards.dataset import Dataset
-from data_tools.validation import count, one_line
+from data_tools.validation import count, first_names, one_line, suggest
 
 # The ecg_id in a recording's name: HR00001 as in PhysioNet 2021's copy, 00001_hr and 00001_lr as in PTB-XL itself.
 ECG_ID_PATTERN = r"^(?:HR0*(?P<copy>\d+)|0*(?P<original>\d+)_[hl]r)$"
@@ -167,7 +167,7 @@ def read_columns(path: Path, columns: Sequence[str], text: Sequence[str]) -> pa.
     present = _column_names(path)
     for column in columns:
         if column not in present:
-            raise LabelError(f"{path}: no column '{column}'; known: {', '.join(present[:20])}")
+            raise LabelError(f"{path}: no column '{column}'{suggest(column, present)}")
     try:
         if path.suffix == ".parquet":
             table = pq.read_table(path, columns=list(columns))
@@ -247,8 +247,8 @@ def _encode_classes(
     unknown = names.filter(pc.and_(pc.is_null(numbers), pc.is_valid(names)))
     if len(unknown):
         raise LabelError(
-            f"{path}: column '{column_name}' has the class '{unknown[0].as_py()}', but the model knows only "
-            f"{', '.join(definition.classes[:10])}"
+            f"{path}: column '{column_name}' has the class '{unknown[0].as_py()}', which is not among the "
+            f"model's: {first_names(definition.classes, 10)}"
         )
     values = pc.fill_null(numbers, missing_value("multiclass")).to_numpy().astype(np.int64)
     is_labeled: NDArray[np.bool_] = values >= 0

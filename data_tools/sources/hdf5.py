@@ -13,7 +13,7 @@ import numpy as np
 from data_tools.recording import RecordingError
 from data_tools.sources.array_source import Array, Arrays, ArraySource, check_length
 from data_tools.sources.folder_source import import_extra
-from data_tools.validation import one_line
+from data_tools.validation import first_names, one_line
 
 _MAX_CHUNK_BYTES = 1 << 28
 _MODULE, _EXTRA = "h5py", "hdf5"
@@ -86,4 +86,4 @@ class _Hdf5Arrays:
         return [str(value) for value in np.ravel(array[()]).tolist()]
 
     def _names(self) -> str:
-        return ", ".join(f"'{name}'" for name in list(self._file.keys())[:10]) or "none"
+        return first_names([f"'{name}'" for name in self._file.keys()], 10) or "none"  # noqa: SIM118  (h5py recommends it)

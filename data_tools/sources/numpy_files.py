@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from data_tools.recording import RecordingError
 from data_tools.sources.array_source import Array, Arrays, ArraySource, check_length
-from data_tools.validation import one_line
+from data_tools.validation import first_names, one_line
 
 _MAX_MEMBER_BYTES = 1 << 30
 
@@ -64,7 +64,7 @@ def _load_member(path: Path, name: str, time: int, size: int) -> NDArray[Any]:  
     with zipfile.ZipFile(path) as archive:
         members = {member.filename: member.file_size for member in archive.infolist()}
     if f"{name}.npy" not in members:
-        known = ", ".join(f"'{member.removesuffix('.npy')}'" for member in list(members)[:10])
+        known = first_names([f"'{member.removesuffix('.npy')}'" for member in members], 10)
         raise RecordingError("unexpected layout", f"no array '{name}'; available: {known or 'none'}")
     if members[f"{name}.npy"] > _MAX_MEMBER_BYTES:
         raise RecordingError("unexpected layout", f"'{name}' has {members[f'{name}.npy']} bytes, more than {_MAX_MEMBER_BYTES}")

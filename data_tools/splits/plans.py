@@ -15,7 +15,7 @@ from data_tools.labels import read_label_table
 from data_tools.labels.definition import LABEL_COLUMNS
 from data_tools.shards.dataset import Dataset
 from data_tools.splits.cohort import PlanError
-from data_tools.validation import count
+from data_tools.validation import count, first_names
 
 _MAX_FOLDS = 100
 
@@ -245,7 +245,8 @@ class ColumnPlan:
             for value in values:
                 if value not in classes:
                     raise PlanError(
-                        f"{self.table}: column '{self.column}' has no value {value} ({split}); it has {', '.join(classes[:20])}"
+                        f"{self.table}: column '{self.column}' has no value {value} (--{split}); it has "
+                        f"{first_names(classes, 20)}"
                     )
                 if numbers[classes.index(value)]:
                     raise PlanError(f"{self.table}: value {value} of column '{self.column}' cannot be in two splits")

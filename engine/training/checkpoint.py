@@ -170,8 +170,8 @@ class Checkpoints:
             files = write_part(partial, ranks.rank, slices)
         except OSError as error:
             raise RankError(
-                f"{target}: could not write the checkpoint ({error.strerror}); earlier checkpoints are intact: free some "
-                f"disk space and run again"
+                f"{target}: could not write the checkpoint ({error.strerror}); earlier checkpoints are intact: fix "
+                f"this (if the disk is full, free some space) and run again"
             ) from error
         parts: list[tuple[Part, dict[str, FileDescription]]] = ranks.gather(
             ({piece.name: (piece.start, piece.stop) for piece in slices}, files)

@@ -86,12 +86,15 @@ def read_rows(path: Path, kind: str) -> list[dict[str, float]]:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    try:
-        rows = [json.loads(line) for line in _lines(path)]
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: a line is not valid JSON ({error}); remove it, or choose another output_dir") from None
-    if not all(isinstance(row, dict) and {"kind", "step"} <= row.keys() for row in rows):
-        raise UserError(f"{path}: a line has no kind and step; remove it, or choose another output_dir")
+    rows: list[dict[str, Any]] = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            raise UserError(f"{path}: line {number} is not valid JSON; remove it, or choose another output_dir") from None
+        if not (isinstance(row, dict) and {"kind", "step"} <= row.keys()):
+            raise UserError(f"{path}: line {number} lacks 'kind' or 'step'; remove it, or choose another output_dir")
+        rows.append(row)
     return rows
 
 

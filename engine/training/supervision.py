@@ -92,7 +92,7 @@ class Watchdog:
         where = ", in ".join(f"{frame.name} ({Path(frame.filename).name}:{frame.lineno})" for frame in places)
         sys.stderr.write(
             f"{self._name}: no progress for {seconds:g} s in {where}; aborting (limit: train.timeout_minutes). "
-            f"The last checkpoint is intact: run again with resume=auto\n"
+            f"Saved checkpoints are intact: run again with resume=auto\n"
         )
         sys.stderr.flush()
         os._exit(1)

@@ -254,7 +254,7 @@ class Trainer:
             except OSError as error:
                 raise RankError(
                     f"{self.config.output_dir}: could not write the metrics of step {row['step']} ({error.strerror}); the "
-                    f"checkpoints are intact: free some disk space and run again"
+                    f"checkpoints are intact: fix this (if the disk is full, free some space) and run again"
                 ) from error
 
     def _stop_on_nonfinite(self, metrics: StepMetrics, cursor: int) -> None:

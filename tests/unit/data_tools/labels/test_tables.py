@@ -98,7 +98,7 @@ def test_classes_of_a_trained_model(tmp_path: Path) -> None:
     definition = LabelDefinition(name="grade", kind="multiclass", classes=("c", "b", "a"))
     path = write(tmp_path, "recording,grade\n007,b\n8,c\n")
     assert read_label_table(path, "multiclass", ["grade"], definition).label(SAMPLES).values.tolist() == [1, 1, 0, -1]
-    with pytest.raises(LabelError, match="has the class 'd', but the model knows only c, b, a"):
+    with pytest.raises(LabelError, match="has the class 'd', which is not among the model's: c, b, a"):
         read_label_table(write(tmp_path, "recording,grade\n007,d\n"), "multiclass", ["grade"], definition)
     with pytest.raises(LabelError, match="read as kind 'binary', but the model's labels are of kind 'multiclass'"):
         read_label_table(write(tmp_path, "recording,grade\n007,1\n"), "binary", ["grade"], definition)

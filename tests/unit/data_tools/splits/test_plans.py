@@ -246,11 +246,11 @@ def bad_table(path: Path, text: str) -> Path:
 
 
 MISTAKES = [
-    ("folds", "recording,fold\nE0,1\n", r"t\.csv: no column 'folds'; known: recording, fold"),
+    ("folds", "recording,fold\nE0,1\n", r"t\.csv: no column 'folds'; did you mean 'fold'\?"),
     ("fold", "fold\n1\n2\n", r"t\.csv: no column 'key', 'recording' or 'ecg_id'"),
     ("fold", "recording,fold\nX,1\nY,2\n", "none of the 2 values of 'recording' is in .*: X, Y"),
     ("fold", "recording,fold\nE0,1\nE0,2\n", "rows for E0 disagree: 'fold' is both"),
-    ("fold", "recording,fold\nE0,1\nE1,3\n", r"column 'fold' has no value 2 \(test\); it has 1, 3"),
+    ("fold", "recording,fold\nE0,1\nE1,3\n", r"column 'fold' has no value 2 \(--test\); it has 1, 3"),
     ("fold", "key,fold\ngeorgia-E0-0,1\ngeorgia-E0-1,2\n", "puts 1 patient in more than one split, such as georgia/E0"),
 ]
 
