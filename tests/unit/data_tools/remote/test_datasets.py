@@ -267,4 +267,4 @@ def test_quality_and_duplicates_work_at_urls(url: str, tmp_path: Path, capsys: p
     assert cli.main(["duplicates", url, str(tmp_path / "local")]) == 0
     assert f"exact: {num_crops} pairs of crops of {url} and {tmp_path / 'local'}" in capsys.readouterr().out
     assert cli.main([*build, str(tmp_path / "none"), "--workers", "1", "--skip-duplicates-of", url]) == 2
-    assert f"duplicate signal: 1 crop as in {url}" in capsys.readouterr().err
+    assert f"signal in another dataset: 1 crop as in {url}" in capsys.readouterr().err
