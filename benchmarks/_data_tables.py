@@ -75,9 +75,9 @@ def _comparison(result: Result) -> list[Table]:
         "workers; crops/s of the epochs after the first. On the disk the page cache is warm; from S3 the first epoch starts "
         "with an empty cache."
     )
-    skipped = [f"{name}: {reason}." for name, reason in metrics["skipped"].items()]
+    skipped = [f"Not measured: {name} ({reason})." for name, reason in metrics["skipped"].items()]
     rows = comparison_rows(metrics["loaders"], config["num_crops"])
-    return [Table(" ".join([caption, *(["Not measured:"] if skipped else []), *skipped]), COMPARISON_HEADERS, rows)]
+    return [Table(" ".join([caption, *skipped]), COMPARISON_HEADERS, rows)]
 
 
 DATA_TABLES: dict[str, Callable[[Result], list[Table]]] = {

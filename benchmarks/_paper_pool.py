@@ -28,6 +28,7 @@ from _paper_jobs import Job
 
 from data_tools.command_line import EXIT_INTERRUPTED
 from data_tools.shards.manifest import DatasetError
+from data_tools.validation import count
 from engine.device import select_device
 from engine.options import UserError
 from engine.training.distributed import Ranks, init_distributed
@@ -76,7 +77,9 @@ class Tally:
     def conclude(self) -> int:
         """Prints a line about failures and interruptions; returns the exit status of the script."""
         if self.failures:
-            sys.stderr.write(f"paper_tables: {len(self.failures)} runs failed or could not start: {self.failures[0]}\n")
+            sys.stderr.write(
+                f"paper_tables: {count(len(self.failures), 'run')} failed or could not start; the first: {self.failures[0]}\n"
+            )
         if self.is_interrupted:
             return report_interrupt()
         return int(bool(self.failures))

@@ -118,7 +118,7 @@ def _comparison_headline(result: Result) -> list[object]:
         if each["storage"] == "disk"
     }
     other = max((loader for loader in speeds if not loader.startswith("engine")), key=speeds.__getitem__)
-    what = f"crops/s as mV segments from the disk, tar, 2 workers: this engine; the fastest other loader ({other})"
+    what = f"crops/s as mV segments, tar, page cache warm, 2 workers: this engine; the fastest other loader ({other})"
     return [what, f"{speeds['engine, tar']:,.0f}; {speeds[other]:,.0f}", "compare_loaders.py"]
 
 

@@ -101,14 +101,14 @@ class Comparison:
         if self._arguments.s3 is None:
             return
         if not PEERS[name].reads_urls:
-            self._skip(f"{name}, S3", "sends separate requests for each crop, so every epoch takes minutes")
+            self._skip(f"{name} from S3", "it sends separate requests for each crop, so every epoch takes minutes")
             return
         url = f"{self._arguments.s3.rstrip('/')}/{own_folder.name}"
         try:
             run_task("upload", name, self._scratch, folder=str(folder), url=url, **self._request)
             self._check(name, url)
         except PeerError as error:
-            self._skip(f"{name}, S3", str(error))
+            self._skip(f"{name} from S3", str(error))
             return
         yield Candidate(name, "S3", url)
         if self._arguments.throttle is not None:

@@ -29,6 +29,7 @@ from _paper_scales import QUICK, QUICK_METHODS, TINY, paper_settings, tiny_setti
 
 from data_tools.command_line import run_script
 from data_tools.files import lock_file, write_text
+from data_tools.validation import count
 from engine.options import UserError
 from engine.training.distributed import exit_process
 
@@ -153,7 +154,7 @@ def _write(options: argparse.Namespace, settings: Settings, rows: list[Row], see
         "scale": scale,
         "dataset": settings.dataset.name if options.scale == "paper" else f"{settings.dataset.parent.name}",
         "seeds": ", ".join(map(str, seeds)),
-        "hardware": f"{hardware}; {devices.num_workers} runs at a time",
+        "hardware": f"{hardware}; {count(devices.num_workers, 'run')} at a time",
         "versions": f"Python {machine['python']}, {versions}; commit {machine['commit'] or 'unknown'}",
         "date": machine["date"],
     }

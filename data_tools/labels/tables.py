@@ -271,7 +271,8 @@ def _encode_numbers(path: Path, table: pa.Table, kind: Kind, definition: LabelDe
     if len(partly):
         column = columns[int(is_missing[partly[0]].argmax())]
         raise LabelError(
-            f"{path}: {len(partly)} rows have only some of the labels (one lacks '{column}'); fill in all of a row, or none"
+            f"{path}: {count(len(partly), 'row')} with only some of the labels, such as one without '{column}'; fill in all "
+            "labels of a row, or none"
         )
     is_labeled: NDArray[np.bool_] = num_missing == 0
     values[~is_labeled] = missing_value(kind)

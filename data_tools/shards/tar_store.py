@@ -157,7 +157,7 @@ def _check_index(folder: Path, shard: ShardInfo, pairs: Sequence[tuple[TarMember
 def _check_crop(npy: TarMember, metadata: TarMember, signal: bytes, text: bytes, row: dict[str, Any] | None) -> str | None:
     """Returns the problem with a crop, or None."""
     if (npy.extension, metadata.extension) != ("npy", "json") or npy.key != metadata.key:
-        return f"its members are {npy.name} and {metadata.name}"
+        return f"its members are {npy.name} and {metadata.name}, expected {npy.key}.npy and {npy.key}.json"
     try:
         crop = parse_npy(signal, npy.name)
         content = json.loads(text)

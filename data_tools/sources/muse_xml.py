@@ -93,7 +93,7 @@ def _sampling_rate(waveform: Any) -> float:
     try:
         return base * 10.0 ** int(exponent)
     except (ValueError, OverflowError):
-        raise RecordingError("unexpected layout", f"SampleExponent '{exponent[:40]}'") from None
+        raise RecordingError("unexpected layout", f"SampleExponent is '{exponent[:40]}', not a small integer") from None
 
 
 def _decode(lead: Any, channel: Channel) -> NDArray[np.float32]:
@@ -124,5 +124,5 @@ def _number(element: Any, name: str) -> float:
     except ValueError:
         value = math.nan
     if not math.isfinite(value) or value == 0:
-        raise RecordingError("unexpected layout", f"{name} '{text[:40]}'")
+        raise RecordingError("unexpected layout", f"{name} is '{text[:40]}', not a nonzero number" if text else f"no {name}")
     return value

@@ -11,7 +11,7 @@ import pydantic_core
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import nn
 
-from data_tools.validation import describe_validation_error
+from data_tools.validation import count, describe_validation_error
 from engine.options import UserError
 from engine.training.checkpoint_files import FileDescription, Part, part_files
 from engine.training.deepspeed_backend import frozen_parameters, parameter_shapes
@@ -128,14 +128,16 @@ def check_matches(path: Path, info: CheckpointInfo, model: nn.Module) -> None:
         name = min(differing)
         raise UserError(
             f"{path}: belongs to another model: {name} is {info.shapes.get(name, 'absent')} there and "
-            f"{shapes.get(name, 'absent')} in this configuration ({len(differing)} parameters differ): use the 'model' and "
-            f"'objective' it was trained with, or another output_dir"
+            f"{shapes.get(name, 'absent')} in this configuration ({count(len(differing), 'difference')}): use the options it "
+            f"was trained with (model, leads, and objective or task), or another output_dir"
         )
     frozen = set(info.frozen) ^ set(frozen_parameters(model))
     if frozen:
+        name = min(frozen)
+        there, here = ("frozen", "trained") if name in info.frozen else ("trained", "frozen")
         raise UserError(
-            f"{path}: {min(frozen)} is frozen in the checkpoint or in the configuration, but not in both ({len(frozen)} "
-            f"parameters differ): freeze the same parameters, or use another output_dir"
+            f"{path}: {name} is {there} in the checkpoint and {here} in this configuration "
+            f"({count(len(frozen), 'difference')}): use the checkpoint's mode and freeze_feature_encoder, or another output_dir"
         )
 
 

@@ -158,7 +158,7 @@ def test_other_frozen_parameters_are_refused() -> None:
     model = nn.Linear(3, 2, bias=False)
     check_matches(Path("x"), info(1), model)
     model.weight.requires_grad = False
-    with pytest.raises(UserError, match="weight is frozen in the checkpoint or in the configuration"):
+    with pytest.raises(UserError, match="weight is trained in the checkpoint and frozen in this configuration"):
         check_matches(Path("x"), info(1), model)
     check_matches(Path("x"), replace(info(1), frozen=["weight"]), model)
 
