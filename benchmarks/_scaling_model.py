@@ -207,8 +207,9 @@ def _cpu_check(scaling: Result) -> str:
             low, high = cluster.step_bounds(num_ranks, stage["pairs_per_rank"], number)
             rows.append([num_ranks, str(number), low, high, stage["step_seconds"]["median"], _verdict(stage, low, high)])
     caption = (
-        "Ranks on one machine, from one rank's step with the same number of threads and the measured bandwidth of an "
-        "all-reduce. Time beyond the upper bound is contention for memory and cache, and DeepSpeed's other work."
+        "Step times of ranks on one machine: measured, and predicted with full overlap (lower bound) and without (upper bound) "
+        "from one rank's step with the same number of threads and the measured bandwidth of an all-reduce. Time beyond the "
+        "upper bound is contention for memory and cache, and DeepSpeed's other work."
     )
     return Table(caption, ["ranks", "ZeRO", "full overlap, s", "no overlap, s", "measured, s", ""], rows).markdown()
 

@@ -35,7 +35,7 @@ def project(embedding: NDArray[np.floating[Any]], method: str) -> tuple[NDArray[
     if method == "tsne":
         perplexity = min(30.0, (len(centered) - 1) / 3)
         plane = TSNE(2, perplexity=perplexity, init="pca", random_state=0).fit_transform(centered)
-        return plane, "distances within clusters are meaningful, those between clusters are not"
+        return plane, "near neighbors are meaningful; distances between clusters and sizes of clusters are not"
     pca = PCA(2, svd_solver="full").fit(centered)
     share = float(np.nan_to_num(pca.explained_variance_ratio_).sum())
     return pca.transform(centered), f"the plane explains {share:.0%} of the variance"
