@@ -1,4 +1,4 @@
-"""Metrics of decisions and of probabilities, by class.
+"""Formulas of metrics of decisions and of probabilities, by class; metrics.py chooses which are reported.
 
 Every function takes weights of samples, [N] or [N, R], and returns [C] or [C, R] (without an axis of classes: a number or
 [R]), so that bootstrap resamples, which are integer weights, are computed together.

@@ -1,4 +1,4 @@
-"""AUROC and average precision from ranks, for many weightings of the same samples at once.
+"""AUROC and average precision from ranks, for many weightings of the same samples at once; metrics.py reports them.
 
 The scores are sorted once. A weighting then needs only a sum over the positives of each distinct score, which a sparse
 matrix product computes for all weightings together: 1,000 bootstrap resamples cost little more than reading their weights.
