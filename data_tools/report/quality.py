@@ -92,7 +92,7 @@ def quality_section(measures: MeasureCounts, limits: QualityLimits, verdicts: Co
             Text(
                 f"This dataset was built without --quality, so no crop was rejected for its quality; the measures are those of "
                 f"{count(measures.num_crops, 'crop')} from all over the dataset. `ecg-data build --quality default` rejects "
-                "crops with leads that are flat, clipped or noisy, or inconsistent limb leads."
+                "crops with leads that are flat, clipped or noisy, or with inconsistent limb leads."
             )
         )
     else:
