@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 SAMPLING_RATE: Final = 500  # Hz, of every crop
-CROP_SAMPLES: Final = 5000  # 10 s
+CROP_SAMPLES: Final = 5000  # 10 s; also fixed by the dataset format, in shards/manifest.py
 SEGMENT_SAMPLES: Final = 2500  # 5 s, the model's input; a crop has two
 
 
