@@ -22,7 +22,8 @@ class Options(BaseModel):
         """Refuses booleans where another type is expected: True equals 1, and YAML reads yes, no, on and off as booleans."""
         annotation = cls.model_fields[info.field_name or ""].annotation
         if isinstance(value, bool) and bool not in {annotation, *get_args(annotation)}:
-            expected = "a number" if {int, float} & {annotation, *get_args(annotation)} else "another type"
-            known = "YAML also reads yes, no, on and off as booleans"
-            raise ValueError(f"expected {expected}, got the boolean '{str(value).lower()}' ({known})")
+            is_number = bool({int, float} & {annotation, *get_args(annotation)})
+            wrong = "expected a number" if is_number else "booleans are not allowed here"
+            known = "YAML also reads yes, no, on and off as booleans, unless they are in quotes"
+            raise ValueError(f"{wrong}, got the boolean '{str(value).lower()}' ({known})")
         return value
