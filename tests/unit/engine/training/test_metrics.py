@@ -41,8 +41,8 @@ def test_a_nan_metric_is_null(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["[" * 100_000, "1" * 5000, "[1]", "nonsense"])
 def test_damaged_lines_are_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text(line + "\n")
-    with pytest.raises(UserError, match=r"metrics\.jsonl: a line "):
+    path.write_text('{"kind": "train", "step": 1}\n' + line + "\n")
+    with pytest.raises(UserError, match=r"metrics\.jsonl: line 2 (is not valid JSON|lacks)"):
         JsonLines(path, 0)
 
 
