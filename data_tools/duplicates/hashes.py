@@ -48,8 +48,8 @@ class KnownDataset:
         dataset = Dataset.open(self.location)
         if dataset.fingerprint != self.fingerprint:
             raise DatasetError(
-                f"{self.location}: the dataset has changed since this command started; run the command again (a "
-                "build with another output folder)"
+                f"{self.location}: the dataset has changed since this command started; run the command again (if "
+                "it was a build, with another output folder)"
             )
         return dataset
 

@@ -277,7 +277,7 @@ def _check_order(path: Path, table: Table, rows: IdTable, num_found: int) -> Non
     if num_found not in {0, len(rows)}:  # none: the input was given twice
         raise ValueError(
             f"{path}: {num_found} recordings, but {len(rows)} rows in {table.file}, so they cannot be matched by their order; "
-            "download both again"
+            "list each recording once in the table, or download both again"
         )
 
 

@@ -41,7 +41,10 @@ class IdTable:
             self._keys = keys[self._rows]
             repeated = np.flatnonzero(self._keys[1:] == self._keys[:-1])
             if len(repeated):
-                raise ValueError(f"{path}: {key} {self._keys[repeated[0]].decode()} has more than one row; download it again")
+                raise ValueError(
+                    f"{path}: {key} {self._keys[repeated[0]].decode()} has more than one row; keep one, or download the "
+                    "table again"
+                )
 
     def __len__(self) -> int:
         return len(self._table)
