@@ -27,13 +27,17 @@ _PREFIX = re.compile(r"(?:mdc[\s_:.-]+)?(?:(?:lead|ecg|ekg)[\s_:.-]+)*")
 _REMARK = re.compile(r"\s*\([^()]*\)$")
 
 
-@functools.lru_cache(maxsize=256)
 def canonical_lead(name: str) -> str | None:
     """Returns a lead's name as in :data:`LEADS`; None if it is unknown.
 
     Ignores case and surrounding space, and recognizes ``Lead I``, ``ECG I``, ``MDC_ECG_LEAD_I``, ``DI``, ``C1`` and the like.
     """
-    plain = _REMARK.sub("", name.strip().lower()[:80])
+    return _find_lead(name.strip().lower()[:80])
+
+
+@functools.lru_cache(maxsize=256)  # the recordings of a corpus have the same names
+def _find_lead(name: str) -> str | None:
+    plain = _REMARK.sub("", name)
     return _CANONICAL.get(plain[_PREFIX.match(plain).end() :])  # type: ignore[union-attr]  # it matches the empty string
 
 
