@@ -1,6 +1,8 @@
 """Reading crops from the shards."""
 
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -177,6 +179,17 @@ def test_only_chosen_crops_are_used_and_numbered(dataset: Dataset, store: CropSt
     assert len({store.fingerprint, crops.fingerprint}) == 2
     with pytest.raises(DatasetError, match="no complete 10-s crop with a label: label more of its recordings"):
         CropStore(dataset, "pretrain", chosen=np.zeros(60, np.bool_))
+
+
+def test_opening_does_not_import_pandas(tmp_path: Path) -> None:
+    folder = write_dataset(tmp_path / "dataset", {"pretrain": 40, "valid": 12}, crops_per_shard=10)
+    split_dataset(folder, RandomPlan())
+    code = (
+        "import sys; from data_tools.shards.dataset import Dataset; from engine.data import CropStore; "
+        "store = CropStore(Dataset.open(sys.argv[1]), 'train', plan='random'); assert store.patient is not None; "
+        "sys.exit('pandas' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, folder], check=True, timeout=120)
 
 
 def test_the_split_of_a_plan_spans_the_stored_splits(tmp_path: Path) -> None:
