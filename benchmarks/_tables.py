@@ -117,8 +117,9 @@ def _comparison_headline(result: Result) -> list[object]:
         for each in result["metrics"]["loaders"]
         if each["storage"] == "disk"
     }
+    workers = result["config"]["workers"]
     other = max((loader for loader in speeds if not loader.startswith("engine")), key=speeds.__getitem__)
-    what = f"crops/s as mV segments, tar, page cache warm, 2 workers: this engine; the fastest other loader ({other})"
+    what = f"crops/s as mV segments, tar, page cache warm, {workers} workers: this engine; the fastest other loader ({other})"
     return [what, f"{speeds['engine, tar']:,.0f}; {speeds[other]:,.0f}", "compare_loaders.py"]
 
 

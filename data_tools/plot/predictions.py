@@ -19,7 +19,7 @@ def describe_prediction(file: Path, source: str, recording: str) -> str:
         ValueError: the file is not a table of predictions, or does not contain the recording.
     """
     if file.suffix not in {".parquet", ".csv"}:
-        raise ValueError(f"{file}: the name of a file of predictions must end in .parquet or .csv")
+        raise ValueError(f"{file}: predictions must be in a .parquet or .csv file, as engine/predict.py writes it")
     field = pyarrow.dataset.field
     # A recording may be named 00123.
     text = pyarrow.csv.ConvertOptions(column_types={"source": pa.string(), "recording": pa.string()})
