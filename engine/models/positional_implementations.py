@@ -23,17 +23,31 @@ PositionalImplementation = Literal["auto", "conv2d", "conv1d", "toeplitz", "trit
 _BLOCK_TOKENS = 26
 
 
+# oneDNN's bf16 kernel for CPUs with AMX (brg_conv_fwd:avx10_1_512_amx, in PyTorch 2.13) silently returns wrong outputs for some
+# groups with fewer channels. The same kernel, other shapes: https://github.com/pytorch/pytorch/issues/169688.
+_MIN_BF16_CHANNELS = 16
+
+
+def _library_dtype(x: Tensor, weight: Tensor) -> torch.dtype:
+    """Returns the dtype in which PyTorch's convolution is correct: that of x, or fp32."""
+    is_wrong = x.device.type == "cpu" and x.dtype == torch.bfloat16 and weight.shape[1] < _MIN_BF16_CHANNELS
+    return torch.float32 if is_wrong else x.dtype
+
+
 def _conv2d(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
     """Convolves images of height 1: [B, T, D] is their channels-last layout, so no data is transposed."""
     padding = (0, weight.shape[-1] // 2)  # with an even K, one token too many, which is dropped below
-    y = F.conv2d(x.transpose(1, 2)[:, :, None], weight[:, :, None], bias, padding=padding, groups=num_groups)
-    return y[:, :, 0, : x.shape[1]].transpose(1, 2)
+    dtype = _library_dtype(x, weight)
+    image, kernel = x.to(dtype).transpose(1, 2)[:, :, None], weight.to(dtype)[:, :, None]
+    y = F.conv2d(image, kernel, bias.to(dtype), padding=padding, groups=num_groups)
+    return y[:, :, 0, : x.shape[1]].transpose(1, 2).to(x.dtype)
 
 
 def _conv1d(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
     """Convolves in the layout [B, D, T]; as in ``_conv2d``, the token beyond T is dropped."""
-    y = F.conv1d(x.transpose(1, 2), weight, bias, padding=weight.shape[-1] // 2, groups=num_groups)
-    return y[..., : x.shape[1]].transpose(1, 2)
+    dtype, padding = _library_dtype(x, weight), weight.shape[-1] // 2
+    y = F.conv1d(x.to(dtype).transpose(1, 2), weight.to(dtype), bias.to(dtype), padding=padding, groups=num_groups)
+    return y[..., : x.shape[1]].transpose(1, 2).to(x.dtype)
 
 
 def _toeplitz(x: Tensor, weight: Tensor, bias: Tensor, num_groups: int) -> Tensor:
