@@ -5,14 +5,11 @@
 The model of the best checkpoint is exported to OUTPUT_DIR/model. Run the command again with the same output_dir to resume.
 """
 
-import sys
-from pathlib import Path
 from typing import NoReturn
 
 from engine.config import FinetuneConfig
-from engine.interop.initial_model import resolve_initial_model
+from engine.interop.initial_model import find_initial_model
 from engine.tasks import FinetuningTask, IdentificationTask, LabelTask
-from engine.tasks.finetuning import RANDOM
 from engine.training.distributed import Ranks, exit_process
 from engine.training.script import run_script
 
@@ -36,13 +33,7 @@ def main() -> int:
 
 def _prepare(config: FinetuneConfig, ranks: Ranks) -> tuple[type[FinetuningTask], FinetuneConfig]:
     """Chooses the task, and finds or makes the folder of the model to start from."""
-    if config.init_from != RANDOM:
-        source = Path(config.init_from)
-        folder, notes = ranks.on_main_rank(lambda: resolve_initial_model(source, config.output_dir))
-        if ranks.is_main:
-            sys.stderr.writelines(f"finetune: {note}\n" for note in notes)
-        config = config.model_copy(update={"init_from": str(folder)})
-    return TASKS[config.task.name], config
+    return TASKS[config.task.name], find_initial_model(config, ranks, "finetune")
 
 
 def command() -> NoReturn:

@@ -7,8 +7,10 @@ Run it again with the same output_dir to resume.
 
 from typing import NoReturn
 
+from engine.config import PretrainConfig
+from engine.interop.initial_model import find_initial_model
 from engine.tasks import PretrainingTask
-from engine.training.distributed import exit_process
+from engine.training.distributed import Ranks, exit_process
 from engine.training.script import run_script
 
 _EXAMPLE = """deepspeed --num_gpus 4 engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml \\
@@ -17,7 +19,14 @@ _EXAMPLE = """deepspeed --num_gpus 4 engine/pretrain.py --config configs/pretrai
 
 def main() -> int:
     """Runs the script; returns the exit status."""
-    return run_script(PretrainingTask, prog="pretrain.py", description="Pre-trains an ECG encoder.", example=_EXAMPLE)
+    return run_script(
+        PretrainingTask, prog="pretrain.py", description="Pre-trains an ECG encoder.", example=_EXAMPLE, prepare=_prepare
+    )
+
+
+def _prepare(config: PretrainConfig, ranks: Ranks) -> tuple[type[PretrainingTask], PretrainConfig]:
+    """Finds or makes the folder of the model to start from."""
+    return PretrainingTask, find_initial_model(config, ranks, "pretrain")
 
 
 def command() -> NoReturn:

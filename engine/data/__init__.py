@@ -19,7 +19,13 @@ from engine.data.loader import Loader, LoaderSetup
 from engine.data.mixture import MixtureOrder, MixtureStore, SectionOrder
 from engine.data.options import DataOptions, DatasetOptions, find_leads
 from engine.data.order import Order, SampleOrder
-from engine.data.pretraining_set import PretrainingMixture, PretrainingSet, describe_overlap, find_pretraining_set
+from engine.data.pretraining_set import (
+    PretrainingMixture,
+    PretrainingSet,
+    describe_overlap,
+    find_pretraining_set,
+    join_pretraining_sets,
+)
 from engine.data.shared_plans import read_shared_plan
 from engine.data.torch_loader import TorchLoader
 from engine.data.transform import Transform
@@ -114,6 +120,7 @@ __all__ = [
     "describe_overlap",
     "find_leads",
     "find_pretraining_set",
+    "join_pretraining_sets",
     "lead_statistics",
     "make_loader",
     "random_batch",

@@ -26,39 +26,57 @@ class PretrainingSet(Options):
     crops: str
     """Fingerprint of the dataset and of the crops chosen from it."""
 
-    def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
-        """Counts the crops that are in the set, including padded ones, which pre-training skips.
+    def find(self, dataset: Dataset) -> npt.NDArray[np.bool_] | None:
+        """Finds the crops of the set in a dataset, including padded ones, which pre-training skips.
 
         Args:
             dataset: the dataset; another build of the same recordings counts as another dataset.
-            crops: bool [rows of samples.parquet], which crops to count.
 
         Returns:
-            Their number; ``None`` if it is not known, because the plan has changed since.
+            bool [rows of samples.parquet]; ``None`` if they are not known, because the plan has changed since.
         """
+        chosen = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), dtype=np.bool_)
         if dataset.fingerprint != self.dataset:
-            return 0
+            return chosen
         if self.plan is None:
             row = dataset.first_row(self.split)
-            return int(crops[row : row + dataset.manifest.counts[self.split].crops].sum())
+            chosen[row : row + dataset.manifest.counts[self.split].crops] = True
+            return chosen
         try:
             chosen = read_shared_plan(dataset, self.plan).is_in(self.split)
         except DatasetError:
             return None
-        return int((chosen & crops).sum()) if fingerprint_of(dataset, chosen) == self.crops else None
+        return chosen if fingerprint_of(dataset, chosen) == self.crops else None
+
+    def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
+        """Counts the crops that are in the set.
+
+        Args:
+            dataset: see :meth:`find`.
+            crops: bool [rows of samples.parquet], which crops to count.
+
+        Returns:
+            Their number; ``None`` if it is not known.
+        """
+        chosen = self.find(dataset)
+        return None if chosen is None else int((chosen & crops).sum())
 
 
 class PretrainingMixture(Options):
-    """The contents of ``pretraining_set`` if the model was pre-trained on a mixture."""
+    """The contents of ``pretraining_set`` if the model was pre-trained on a mixture, or in several runs."""
 
     mixture: tuple[PretrainingSet, ...]
-    """The pre-training set of each dataset."""
+    """The pre-training set of each dataset and run."""
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
-        """See :meth:`PretrainingSet.count_overlap`; crops of several of the sets count once for each."""
-        counts = [each.count_overlap(dataset, crops) for each in self.mixture]
-        known = [count for count in counts if count is not None]
-        return sum(known) if len(known) == len(counts) else None
+        """See :meth:`PretrainingSet.count_overlap`."""
+        in_any = np.zeros_like(crops)
+        for each in self.mixture:
+            chosen = each.find(dataset)
+            if chosen is None:
+                return None
+            in_any |= chosen
+        return int((in_any & crops).sum())
 
 
 def describe_overlap(num_crops: int | None) -> str:
@@ -75,3 +93,19 @@ def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | P
         return PretrainingSet.model_validate(content)
     except ValidationError:
         return None  # a model from elsewhere, whose provenance is free-form
+
+
+def join_pretraining_sets(*contents: object) -> object:
+    """Returns the ``pretraining_set`` of a model that several runs have pre-trained, from those of the runs.
+
+    Args:
+        contents: what each run recorded; other contents than those of this release are ignored if there is one that is known.
+    """
+    sets: dict[PretrainingSet, None] = {}
+    for content in contents:
+        found = find_pretraining_set({"pretraining_set": content})
+        sets |= dict.fromkeys(found.mixture if isinstance(found, PretrainingMixture) else [found] if found else [])
+    if not sets:
+        return next((content for content in contents if content is not None), None)
+    dumped = [each.model_dump() for each in sets]
+    return dumped[0] if len(dumped) == 1 else {"mixture": dumped}

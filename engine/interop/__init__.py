@@ -7,6 +7,6 @@ fairseq_keys.py     names of tensors in official checkpoints and in this engine
 fairseq.py          official checkpoints to the native folder, and back
 zero_checkpoint.py  checkpoints of a run to the native folder
 deepspeed_files.py  checkpoints of older releases, with DeepSpeed's files, to the current checkpoint format
-initial_model.py    the initial model of fine-tuning, in any format, to the native folder
+initial_model.py    the model that a run starts from, in any format, to the native folder
 onnx_export.py      the native folder to ONNX, checked with onnxruntime
 """

@@ -1,16 +1,43 @@
-"""Resolves the ``init_from`` of a fine-tuning run to the folder of a model."""
+"""Resolves the ``init_from`` of a run to the folder of a model."""
 
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+from engine.config import FinetuneConfig, PretrainConfig
 from engine.interop.fairseq import import_fairseq
 from engine.interop.zero_checkpoint import import_checkpoint
 from engine.models.model_config import CONFIG_FILE
 from engine.models.model_folder import INITIAL_MODEL_FOLDER, MODEL_FOLDER
 from engine.options import UserError
+from engine.tasks.initial_model import RANDOM
 from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, read_info
+from engine.training.distributed import Ranks
+
+_Config = TypeVar("_Config", FinetuneConfig, PretrainConfig)
+
+
+def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
+    """Returns the configuration with ``init_from`` replaced by the folder of a model, which is made if need be.
+
+    Args:
+        config: the run's configuration.
+        ranks: all ranks call this together.
+        program: name of the script, for its messages.
+
+    Raises:
+        UserError: see :func:`resolve_initial_model`; the same on every rank.
+    """
+    if config.init_from == RANDOM:
+        return config
+    source = Path(config.init_from)
+    folder, notes = ranks.on_main_rank(lambda: resolve_initial_model(source, config.output_dir))
+    if ranks.is_main:
+        sys.stderr.writelines(f"{program}: {note}\n" for note in notes)
+    return config.model_copy(update={"init_from": str(folder)})
 
 
 def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[str]]:

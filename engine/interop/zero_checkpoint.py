@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from data_tools.leads import LEADS
 from data_tools.validation import describe_validation_error
-from engine.data import find_leads
+from engine.data import find_leads, join_pretraining_sets
 from engine.interop.deepspeed_files import read_old_info, read_old_weights
 from engine.interop.native import empty_tensors
 from engine.models import ModelConfig
@@ -80,11 +80,14 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                 "objective": info.config["objective"],
                 "leads": [LEADS[row] for row in find_leads(leads)],
                 "provenance": {
+                    **info.provenance,
                     "source": "ecg-engine run",
                     "run": checkpoint.resolve().parents[1].name,
                     "step": info.step,
                     "dataset": str(info.loader.get("fingerprint", "")),
-                    "pretraining_set": info.loader.get("samples"),
+                    "pretraining_set": join_pretraining_sets(
+                        info.loader.get("samples"), info.provenance.get("pretraining_set")
+                    ),
                     "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
                 },
             }

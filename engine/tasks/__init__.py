@@ -2,6 +2,7 @@
 
 protocol.py     the interface of a task, and how to add one
 pretraining.py  self-supervised pre-training with any objective
+initial_model.py  the model that a run starts from
 finetuning.py   shared by fine-tuning tasks: an encoder with given weights, and a head
 labels.py       classification and regression
 label_reading.py  their labels, read once per machine

@@ -6,7 +6,6 @@ Legend: B segments, C leads of the run, M leads of the model, T samples, D width
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,25 +21,12 @@ from data_tools.shards.plans import describe_split
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
 from engine.data import Batch, CropStore, Split, describe_overlap, find_leads, find_pretraining_set, read_shared_plan
-from engine.models import Encoder, EncoderOptions, ModelConfig, flops_per_segment, load
+from engine.models import Encoder, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
-from engine.models.model_config import read_config
 from engine.models.normalization import standardize
 from engine.options import UserError
+from engine.tasks.initial_model import RANDOM, initial_config, resolve_architecture
 from engine.tasks.protocol import Task
-
-RANDOM = "random"
-# Options of a trained encoder that may be changed: they affect no weight's shape or meaning.
-_CHANGEABLE = {
-    "feature_grad_scale",
-    "feature_dropout",
-    "input_dropout",
-    "dropout",
-    "attention_dropout",
-    "activation_dropout",
-    "drop_path",
-    "output_layers",
-}
 
 
 class FinetuningModel(nn.Module):
@@ -172,27 +158,13 @@ class FinetuningTask(Task):
         Raises:
             UserError: ``model`` changes a size of the initial model, or both ``optimizer.groups`` and the recipe set groups.
         """
-        config = config.model_copy(update={"model": cls._resolve_model(config)})
+        config = config.model_copy(update={"model": resolve_architecture(config)})
         groups = config.encoder_groups()
         if not groups or groups == config.optimizer.groups:
             return config
         if config.optimizer.groups:
             raise UserError("layer_decay and head_steps make parameter groups of their own: remove optimizer.groups")
         return config.model_copy(update={"optimizer": config.optimizer.model_copy(update={"groups": groups})})
-
-    @staticmethod
-    def _resolve_model(config: FinetuneConfig) -> EncoderOptions:
-        if config.init_from == RANDOM:
-            return config.model
-        architecture = initial_config(config).encoder
-        chosen = {name: getattr(config.model, name) for name in config.model.model_fields_set}
-        for name, value in chosen.items():
-            if name not in _CHANGEABLE and value != getattr(architecture, name):
-                raise UserError(
-                    f"model.{name}={value} contradicts init_from, where it is {getattr(architecture, name)}: remove it; only "
-                    f"{', '.join(sorted(_CHANGEABLE))} may be changed"
-                )
-        return EncoderOptions.model_validate(architecture.model_dump() | chosen)
 
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
@@ -213,11 +185,12 @@ class FinetuningTask(Task):
                 )
         return notices
 
-    def initialize(self) -> None:
+    def initialize(self) -> list[str]:
         """See :class:`Task`: loads the encoder's weights, unless they are random."""
         if self.config.init_from != RANDOM:
             load_encoder(self.model.encoder, load(self.config.init_from).encoder.state_dict())
         self.model.update_average(decay=0)
+        return []
 
     def after_step(self, model: Any, step: int) -> None:
         """See :class:`Task`."""
@@ -292,15 +265,3 @@ def choose_crops(config: FinetuneConfig, dataset: Dataset, split: str, rows: NDA
     chosen = np.zeros(num_crops, dtype=np.bool_)
     chosen[rows] = True
     return CropStore(dataset, split, plan=plan, unit="segment", chosen=chosen)
-
-
-def initial_config(config: FinetuneConfig) -> ModelConfig:
-    """Returns the configuration of the model to start from.
-
-    Raises:
-        UserError: the folder does not contain a model.
-    """
-    if config.init_from == RANDOM:
-        leads = tuple(LEADS[row] for row in find_leads(config.leads))
-        return ModelConfig(kind="encoder", encoder=config.model, leads=leads)
-    return read_config(Path(config.init_from))

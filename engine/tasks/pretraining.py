@@ -8,14 +8,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
-from engine.data import Batch, CropStore, MixtureStore, Split, read_shared_plan
+from engine.data import (
+    Batch,
+    CropStore,
+    MixtureStore,
+    Split,
+    describe_overlap,
+    find_leads,
+    find_pretraining_set,
+    read_shared_plan,
+)
 from engine.data.batch import num_segments
-from engine.models import Encoder
+from engine.models import Encoder, load
 from engine.models.layers import Projection
+from engine.models.model_weights import check_shapes
 from engine.objectives import OBJECTIVES, PretrainingModel
 from engine.objectives.contrast import GlobalObjective
 from engine.objectives.embedding_cache import EmbeddingCache
@@ -23,13 +34,14 @@ from engine.objectives.protocol import LOSS_BY_SEGMENT
 from engine.options import UserError
 from engine.tasks.dataset_metrics import divide_by_shares, metrics_of_datasets
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
+from engine.tasks.initial_model import RANDOM, initial_config, resolve_architecture
 from engine.tasks.protocol import StepOutput, Task
 
 
 class PretrainingTask(Task):
     """Trains an encoder with an objective of :data:`engine.objectives.OBJECTIVES`; the best checkpoint has the lowest loss.
 
-    The initial weights follow from the configuration's seed.
+    The initial weights follow from the configuration's seed, unless ``init_from`` names a model.
 
     Args:
         config: the run's configuration.
@@ -52,9 +64,49 @@ class PretrainingTask(Task):
         self._datasets = train.names if isinstance(train, MixtureStore) else ()
         objective.set_by_segment(by_segment=bool(self._datasets))
         self.name = config.objective.name
+        self._init_from = config.init_from
+        if config.init_from != RANDOM:
+            found = initial_config(config).provenance.get("pretraining_set")
+            self.provenance = {"initial_model": config.init_from, "pretraining_set": found}
         self.needs_first_pass = config.train.cache_embeddings
         self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
         self.pair = objective_class.pairs[config.sample_unit]
+
+    @classmethod
+    def resolve_config(cls, config: PretrainConfig) -> PretrainConfig:
+        """Returns the configuration with the architecture of the initial model.
+
+        Raises:
+            UserError: the model's leads are not the run's, its inputs are normalized, or ``model`` changes one of its sizes.
+        """
+        initial = initial_config(config)
+        leads = tuple(LEADS[row] for row in find_leads(config.leads))
+        if leads != initial.leads:
+            in_order = tuple(lead for lead in LEADS if lead in initial.leads) == initial.leads
+            remedy = f"set leads=[{','.join(initial.leads)}]" if in_order else "choose a model with the leads in this order"
+            raise UserError(
+                f"leads: {config.init_from} has the leads {', '.join(initial.leads)}, and this run has {', '.join(leads)}: "
+                f"{remedy}"
+            )
+        if initial.normalization != "none":
+            raise UserError(
+                f"init_from: {config.init_from} needs normalized input ({initial.normalization}), which pre-training does not "
+                "support: choose another model"
+            )
+        return config.model_copy(update={"model": resolve_architecture(config)})
+
+    @classmethod
+    def notices(cls, config: PretrainConfig, dataset: Dataset) -> list[str]:
+        """See :class:`Task`: whether the initial model was pre-trained on crops that a plan holds out."""
+        pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
+        if pretraining_set is None:
+            return []
+        num_crops = pretraining_set.count_overlap(dataset, held_out(dataset, read_shared_plan))
+        notice = (
+            f"{config.init_from} {describe_overlap(num_crops)} of {dataset.location} that a plan holds out from pre-training, "
+            "so scores on them may be too high: start from another model"
+        )
+        return [] if num_crops == 0 else [notice]
 
     @classmethod
     def open_splits(cls, config: PretrainConfig, dataset: Dataset) -> dict[str, Split]:
@@ -76,6 +128,22 @@ class PretrainingTask(Task):
                     f"from pre-training, such as {store.keys(rows[:1])[0]}: {choice}"
                 )
         return {name: Split(store) for name, store in stores.items()}
+
+    def initialize(self) -> list[str]:
+        """See :class:`Task`: loads the weights of the encoder, and those of the objective if the model has them."""
+        if self._init_from == RANDOM:
+            return []
+        initial = load(self._init_from)
+        self.model.encoder.load_state_dict(initial.encoder.state_dict())
+        expected = self.model.objective.state_dict()
+        # An objective may be a part of another one, which is its prefix then: w2v and w2v_cmsc have the same weights.
+        given = {_without_objective(name): tensor for name, tensor in initial.objective_weights.items()}
+        weights = {name: given[_without_objective(name)] for name in expected if _without_objective(name) in given}
+        if len(weights) < len(expected):
+            return [f"init_from: {self._init_from} has no weights for the objective {self.name}; they start at random"]
+        check_shapes(self._init_from, weights, expected)
+        self.model.objective.load_state_dict(weights)
+        return []
 
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:
         """See :class:`Task`."""
@@ -113,3 +181,8 @@ class PretrainingTask(Task):
     def flops_per_sample(self) -> float:
         """See :class:`Task`."""
         return num_segments(self.pair) * self.model.flops_per_segment(SEGMENT_SAMPLES)
+
+
+def _without_objective(name: str) -> str:
+    first, _, rest = name.partition(".")
+    return rest if first in OBJECTIVES else name

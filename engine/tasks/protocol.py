@@ -67,6 +67,7 @@ class Task(ABC):
         needs_first_pass: whether a step of several micro-batches passes over them twice, see :meth:`first_pass`.
         needs_statistics: whether batches must contain the statistics of the leads.
         exports_model: whether a run ends with a model's folder, see :meth:`export`.
+        provenance: what the ``config.json`` of a model converted from a checkpoint will say of the run's initial weights.
     """
 
     config_class: ClassVar[type[RunConfig]]
@@ -76,6 +77,7 @@ class Task(ABC):
     needs_first_pass: bool = False
     needs_statistics: bool = False
     exports_model: ClassVar[bool] = False
+    provenance: Mapping[str, Any] = {}
 
     @abstractmethod
     def __init__(self, config: Any, splits: Mapping[str, Split] | None = None) -> None:
@@ -134,8 +136,16 @@ class Task(ABC):
         del size, device
         return None
 
-    def initialize(self) -> None:  # noqa: B027 -- most tasks begin with random weights
-        """Loads initial weights that do not follow from the seed; called unless the run resumes."""
+    def initialize(self) -> list[str]:
+        """Loads initial weights that do not follow from the seed; called unless the run resumes.
+
+        Returns:
+            Notes for the user, one line each.
+
+        Raises:
+            UserError: the weights do not match the model; the same on every rank.
+        """
+        return []
 
     @abstractmethod
     def compute(self, model: Any, batch: Batch, step: Tensor, row0: Tensor) -> StepOutput:

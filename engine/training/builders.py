@@ -64,8 +64,10 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     task = task_class(config, splits)
     if resumed:
         check_matches(*resumed, task.model)
+        task.provenance = resumed[1].provenance
     else:
-        task.initialize()
+        notes = task.initialize()
+        ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
     data = make_loaders(config, sources, splits, ranks, task)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)

@@ -44,6 +44,8 @@ class CheckpointInfo:
         best_score: best validation score of the run so far.
         num_worse: evaluations since the one with the best score.
         versions: versions of the packages that wrote the checkpoint.
+        provenance: where the run's initial weights come from, see :attr:`engine.tasks.Task.provenance`; empty if they were
+            random, or if an older release wrote the checkpoint.
         parts: for each rank, the slices that its files hold.
         files: name -> description of every other file.
     """
@@ -61,6 +63,7 @@ class CheckpointInfo:
     best_score: float | None = None
     num_worse: _Count = 0
     versions: dict[str, str] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
     parts: list[Part] = field(default_factory=list)
     files: dict[str, FileDescription] = field(default_factory=dict)
 

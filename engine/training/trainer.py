@@ -299,6 +299,7 @@ class Trainer:
             best_score=self.state.best_score,
             num_worse=self.state.num_worse,
             versions={name: version(name) for name in ("ecg-engine", "torch", "deepspeed")},
+            provenance=dict(self.task.provenance),
         )
         self._watchdog.progress()
         self.checkpoints.save(self.backend, info)

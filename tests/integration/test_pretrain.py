@@ -5,9 +5,14 @@ import math
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from pretraining_runs import TINY, Run
+
+import engine.models
+from engine import convert
 
 pytestmark = pytest.mark.slow
 
@@ -74,6 +79,32 @@ def test_the_quickstart_learns_and_writes_a_summary(simulated_dataset: Path, tmp
     assert list((tmp_path / "run" / "tensorboard").iterdir())
     for word in ("crops/s", "MFU", "data wait", "peak memory", "200 epochs"):
         assert word in run.stdout
+
+
+def test_a_run_starts_from_another_ones_model_and_resumes(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
+    Run(simulated_dataset, tmp_path / "first", "train.steps=4").succeed()
+    # A learning rate of almost zero leaves the weights as they are.
+    overrides = (
+        f"init_from={tmp_path / 'first'}",
+        "optimizer.learning_rate=1e-30",
+        "zero.stage=3",
+        "optimizer.schedule.name=constant",
+    )
+    second = Run(other_dataset, tmp_path / "second", *overrides, "train.steps=1", ranks=2).succeed()
+    assert f"init_from: converted {tmp_path / 'first' / 'checkpoints' / 'step-00000004'}" in second.stderr
+    assert "start at random" not in second.stderr
+    for name in ("first", "second"):
+        assert convert.main(["deepspeed", str(tmp_path / name), str(tmp_path / f"{name}-model")]) == 0
+    models = [engine.models.load(tmp_path / f"{name}-model") for name in ("first", "second")]
+    weights = [model.tensors() for model in models]
+    assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
+    sets: list[Any] = [model.config.provenance["pretraining_set"] for model in models]
+    assert sets[1]["mixture"][1] == sets[0]
+    resumed = Run(other_dataset, tmp_path / "second", *overrides, "train.steps=2").succeed()
+    assert "resuming from step 1" in resumed.stderr
+    assert len(resumed.losses()) == 2
+    info = json.loads((tmp_path / "second" / "checkpoints" / "step-00000002" / "checkpoint.json").read_text())
+    assert info["provenance"]["pretraining_set"] == sets[0]
 
 
 def test_a_short_run_with_rare_logging_has_a_summary(simulated_dataset: Path, tmp_path: Path) -> None:
