@@ -2,7 +2,7 @@
 
     deepspeed engine/pretrain.py --config configs/pretrain/w2v_cmsc_rlm.yaml data.path=DATASET [key.path=value ...]
 
-Run it again with the same output_dir to resume.
+init_from=MODEL starts from the weights of a model. Run it again with the same output_dir to resume.
 """
 
 from typing import NoReturn

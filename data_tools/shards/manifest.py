@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -177,10 +178,27 @@ class Manifest(_Part):
 
     def compute_fingerprint(self) -> str:
         """Returns the SHA-256 of the format and of the hashes of all shards in order."""
+        return self._fingerprint_of(self.shards)
+
+    def crops_when(self, fingerprint: str) -> dict[str, int] | None:
+        """Returns how many crops each split had when the dataset had a fingerprint, now or before an addition.
+
+        These are the first crops of the split. ``None``: the dataset never had this fingerprint.
+        """
+        if fingerprint == self.fingerprint:
+            return {split: counts.crops for split, counts in self.counts.items()}
+        by_split = {split: [shard for shard in self.shards if shard.split == split] for split in self.counts}
+        for addition in self.additions:
+            before = {split: shards[: addition.first_shards.get(split, 0)] for split, shards in by_split.items()}
+            if self._fingerprint_of(shard for shards in before.values() for shard in shards) == fingerprint:
+                return {split: sum(shard.count for shard in shards) for split, shards in before.items()}
+        return None
+
+    def _fingerprint_of(self, shards: Iterable[ShardInfo]) -> str:
         fields = self.model_dump(
             mode="json", include={"format", "format_version", "sampling_rate", "leads", "unit", "dtype", "encoding"}
         )
-        fields["shards"] = [[shard.split, shard.file, shard.count, shard.sha256] for shard in self.shards]
+        fields["shards"] = [[shard.split, shard.file, shard.count, shard.sha256] for shard in shards]
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 

@@ -66,7 +66,8 @@ class FinetuneConfig(RunConfig):
 
     init_from: str
     """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
-    fairseq-signals; or random. Unless random, the architecture is the model's; ``model`` may change its dropouts."""
+    fairseq-signals; or random. Unless random, the architecture is the model's, of which ``model`` may change the dropouts,
+    drop_path, output_layers and feature_grad_scale."""
     task: TaskChoice
     """Task and its options: labels or identification."""
     mode: Literal["full", "head", "lora"] = "full"

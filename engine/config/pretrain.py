@@ -19,8 +19,9 @@ class PretrainConfig(RunConfig):
 
     init_from: str = "random"
     """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
-    fairseq-signals; or random. Unless random, the architecture is the model's; ``model`` may change its dropouts, and ``leads``
-    must be the model's. The weights of the objective are loaded too if the model has them."""
+    fairseq-signals; or random. Unless random, the architecture is the model's, of which ``model`` may change the dropouts,
+    drop_path, output_layers and feature_grad_scale, and ``leads`` must be the model's. The weights of the objective are loaded
+    too if the model has them."""
     objective: ObjectiveChoice
     """Pre-training objective and its options."""
     sample_unit: SampleUnit = "crop"
@@ -28,8 +29,9 @@ class PretrainConfig(RunConfig):
     segment, any complete 5-s segment, even if the other one of its crop is incomplete (the official code of w2v, simclr and
     3kg)."""
     projection_init: Literal["normal", "uniform"] = "normal"
-    """Initial weights of the linear projections: that of the features before the transformer, and those of w2v's contexts and
-    targets. normal: standard deviation 0.02, as in the transformer; uniform: the default of nn.Linear (the official code)."""
+    """Random initial weights of the linear projections: that of the features before the transformer, and those of w2v's
+    contexts and targets. normal: standard deviation 0.02, as in the transformer; uniform: the default of nn.Linear (the
+    official code)."""
 
     @model_validator(mode="after")
     def _check_sample_unit(self) -> Self:

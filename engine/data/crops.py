@@ -152,7 +152,7 @@ class CropStore(SampleStore):
             segments = rows.segments
             chosen = rows.is_in(split) if chosen is None else rows.is_in(split) & chosen
         if chosen is not None:
-            self.fingerprint = fingerprint_of(dataset, chosen)
+            self.fingerprint = fingerprint_of(dataset.fingerprint, chosen)
         self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": self.fingerprint}
         self._dataset = dataset
         self._shards = dataset.open_store((split,) if plan is None else dataset.splits)
@@ -191,9 +191,9 @@ class CropStore(SampleStore):
         self._shards.prefetch(self._places[rows])
 
 
-def fingerprint_of(dataset: Dataset, chosen: npt.NDArray[np.bool_]) -> str:
-    """Returns the fingerprint of a dataset and of crops chosen from it or from a part of it."""
-    return hashlib.sha256(dataset.fingerprint.encode() + np.packbits(chosen).tobytes()).hexdigest()
+def fingerprint_of(dataset: str, chosen: npt.NDArray[np.bool_]) -> str:
+    """Returns the fingerprint of crops chosen from a dataset, given by its fingerprint, or from a part of it."""
+    return hashlib.sha256(dataset.encode() + np.packbits(chosen).tobytes()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,11 @@
 """The crops that a model was pre-trained on, as its config.json records them."""
 
 from collections.abc import Mapping
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -30,23 +31,28 @@ class PretrainingSet(Options):
         """Finds the crops of the set in a dataset, including padded ones, which pre-training skips.
 
         Args:
-            dataset: the dataset; another build of the same recordings counts as another dataset.
+            dataset: the dataset, which may have grown since; another build of the same recordings counts as another dataset.
 
         Returns:
-            bool [rows of samples.parquet]; ``None`` if they are not known, because the plan has changed since.
+            bool [rows of samples.parquet]; ``None`` if they are not known, because the plan has changed since, or because the
+            dataset has no such split.
         """
-        chosen = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), dtype=np.bool_)
-        if dataset.fingerprint != self.dataset:
-            return chosen
+        existed = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), dtype=np.bool_)
+        num_crops = dataset.manifest.crops_when(self.dataset)
+        if num_crops is None:
+            return existed
+        if self.plan is None and self.split not in dataset.splits:
+            return None
+        for split in dataset.splits if self.plan is not None else (self.split,):
+            row = dataset.first_row(split)
+            existed[row : row + num_crops[split]] = True
         if self.plan is None:
-            row = dataset.first_row(self.split)
-            chosen[row : row + dataset.manifest.counts[self.split].crops] = True
-            return chosen
+            return existed
         try:
             chosen = read_shared_plan(dataset, self.plan).is_in(self.split)
         except DatasetError:
             return None
-        return chosen if fingerprint_of(dataset, chosen) == self.crops else None
+        return existed & chosen if fingerprint_of(self.dataset, chosen[existed]) == self.crops else None
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
         """Counts the crops that are in the set.
@@ -65,7 +71,7 @@ class PretrainingSet(Options):
 class PretrainingMixture(Options):
     """The contents of ``pretraining_set`` if the model was pre-trained on a mixture, or in several runs."""
 
-    mixture: tuple[PretrainingSet, ...]
+    mixture: Annotated[tuple[PretrainingSet, ...], Field(max_length=1000)]
     """The pre-training set of each dataset and run."""
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
@@ -95,17 +101,15 @@ def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | P
         return None  # a model from elsewhere, whose provenance is free-form
 
 
-def join_pretraining_sets(*contents: object) -> object:
-    """Returns the ``pretraining_set`` of a model that several runs have pre-trained, from those of the runs.
+def join_pretraining_sets(*contents: object) -> dict[str, Any] | None:
+    """Returns the ``pretraining_set`` of a model that several runs have pre-trained, one after the other.
 
     Args:
-        contents: what each run recorded; other contents than those of this release are ignored if there is one that is known.
+        contents: the ``pretraining_set`` of each run; values of another form are ignored.
     """
     sets: dict[PretrainingSet, None] = {}
     for content in contents:
         found = find_pretraining_set({"pretraining_set": content})
         sets |= dict.fromkeys(found.mixture if isinstance(found, PretrainingMixture) else [found] if found else [])
-    if not sets:
-        return next((content for content in contents if content is not None), None)
     dumped = [each.model_dump() for each in sets]
-    return dumped[0] if len(dumped) == 1 else {"mixture": dumped}
+    return {"mixture": dumped} if len(dumped) > 1 else next(iter(dumped), None)

@@ -77,8 +77,8 @@ def _make_config(
             )
         normalization = "none"
         notes.append(
-            "assumed: --normalization none, as in the paper, because a checkpoint does not record it; ECG-FM needs "
-            "--normalization zscore_per_lead"
+            "assumed: --normalization none, as in the paper, because a checkpoint does not record it; convert "
+            "ECG-FM with engine/convert.py and --normalization zscore_per_lead"
         )
     if model.task.filter:
         notes.append("note: cfg.task.filter is true: training filtered the signals, which this engine does not do")

@@ -10,7 +10,8 @@ from typing import TypeVar
 from engine.config import FinetuneConfig, PretrainConfig
 from engine.interop.fairseq import import_fairseq
 from engine.interop.zero_checkpoint import import_checkpoint
-from engine.models.model_config import CONFIG_FILE
+from engine.models.hub import WEIGHTS_FILE
+from engine.models.model_config import CONFIG_FILE, read_config
 from engine.models.model_folder import INITIAL_MODEL_FOLDER, MODEL_FOLDER
 from engine.options import UserError
 from engine.tasks.initial_model import RANDOM
@@ -29,7 +30,7 @@ def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
         program: name of the script, for its messages.
 
     Raises:
-        UserError: see :func:`resolve_initial_model`; the same on every rank.
+        UserError: see :func:`resolve_initial_model`; or a machine has another model. The same on every rank.
     """
     if config.init_from == RANDOM:
         return config
@@ -37,7 +38,16 @@ def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
     folder, notes = ranks.on_main_rank(lambda: resolve_initial_model(source, config.output_dir))
     if ranks.is_main:
         sys.stderr.writelines(f"{program}: {note}\n" for note in notes)
+    models = ranks.gather(ranks.on_each_machine(lambda: _identify(folder)))
+    if len(set(models)) > 1:
+        raise UserError(f"init_from: {folder} is not the same model on all machines: copy it to each of them again")
     return config.model_copy(update={"init_from": str(folder)})
+
+
+def _identify(folder: Path) -> tuple[bytes, int]:
+    """Returns the configuration of a model and the size of its weights."""
+    read_config(folder)
+    return (folder / CONFIG_FILE).read_bytes(), (folder / WEIGHTS_FILE).stat().st_size
 
 
 def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[str]]:
@@ -52,8 +62,10 @@ def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[st
         output_dir: the run's folder.
 
     Raises:
-        UserError: none of these, or it cannot be converted.
+        UserError: none of these, the run's own folder, or it cannot be converted.
     """
+    if source.resolve() == output_dir.resolve():
+        raise UserError(f"init_from: {source} is the output_dir of this run: set another output_dir")
     if (source / CONFIG_FILE).is_file():
         return source, []
     if (source / MODEL_FOLDER / CONFIG_FILE).is_file():

@@ -70,6 +70,7 @@ def _read_score(checkpoint: Path) -> float:
 
 def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
     where = f"{checkpoint}/checkpoint.json"
+    initial = info.provenance.get("initial_model")
     try:
         # Older checkpoints have the leads among the data's options.
         leads = info.config["leads"] if "leads" in info.config else info.config["data"]["leads"]
@@ -80,11 +81,11 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                 "objective": info.config["objective"],
                 "leads": [LEADS[row] for row in find_leads(leads)],
                 "provenance": {
-                    **info.provenance,
                     "source": "ecg-engine run",
                     "run": checkpoint.resolve().parents[1].name,
                     "step": info.step,
                     "dataset": str(info.loader.get("fingerprint", "")),
+                    "initial_model": str(initial) if initial is not None else None,
                     "pretraining_set": join_pretraining_sets(
                         info.loader.get("samples"), info.provenance.get("pretraining_set")
                     ),

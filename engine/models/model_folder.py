@@ -23,7 +23,7 @@ from engine.models.model_weights import check_tensors
 from engine.options import UserError
 
 MODEL_FOLDER = "model"  # in the folder of a run: the model that it exported
-INITIAL_MODEL_FOLDER = "init_model"  # the model that fine-tuning started from, if it was converted
+INITIAL_MODEL_FOLDER = "init_model"  # the model that the run started from, if it was converted
 RUN_CONFIG_FILE = "config.yaml"
 
 

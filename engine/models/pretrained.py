@@ -239,7 +239,7 @@ class PretrainedModel(nn.Module):
     def push_to_hub(self, repository: str, *, private: bool = True) -> str:
         """Uploads the model's folder to the Hugging Face Hub; returns the address of the repository.
 
-        The README and config.json contain the provenance, including the path that fine-tuning started from.
+        The README and config.json contain the provenance, including the path of the initial model.
 
         Args:
             repository: OWNER/NAME; is created if it does not exist.

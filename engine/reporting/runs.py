@@ -123,7 +123,7 @@ def _table(run: RunFolder, names: Sequence[str]) -> Table:
 
 
 def _initial_weights(run: RunFolder) -> str | None:
-    """Returns the model that a fine-tuning run started from; if it was converted from a checkpoint, its run and step."""
+    """Returns the model that a run started from; if it was converted from a checkpoint, its run and step."""
     name, step = (run.initial_model.get(key) for key in ("run", "step"))
     return run.config.get("init_from") if name is None else f"{name}, step {step}"
 

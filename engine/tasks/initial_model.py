@@ -36,8 +36,8 @@ def initial_config(config: FinetuneConfig | PretrainConfig) -> ModelConfig:
     initial = read_config(Path(config.init_from))
     if initial.sampling_rate != SAMPLING_RATE:
         raise UserError(
-            f"init_from: the input of {config.init_from} has {initial.sampling_rate} Hz, and datasets have {SAMPLING_RATE} Hz: "
-            "choose another model"
+            f"init_from: {config.init_from} expects input at {initial.sampling_rate} Hz, and datasets are sampled at "
+            f"{SAMPLING_RATE} Hz: choose another model"
         )
     return initial
 

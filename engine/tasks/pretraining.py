@@ -21,6 +21,7 @@ from engine.data import (
     describe_overlap,
     find_leads,
     find_pretraining_set,
+    join_pretraining_sets,
     read_shared_plan,
 )
 from engine.data.batch import num_segments
@@ -66,8 +67,8 @@ class PretrainingTask(Task):
         self.name = config.objective.name
         self._init_from = config.init_from
         if config.init_from != RANDOM:
-            found = initial_config(config).provenance.get("pretraining_set")
-            self.provenance = {"initial_model": config.init_from, "pretraining_set": found}
+            earlier = initial_config(config).provenance.get("pretraining_set")
+            self.provenance = {"initial_model": config.init_from, "pretraining_set": join_pretraining_sets(earlier)}
         self.needs_first_pass = config.train.cache_embeddings
         self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
         self.pair = objective_class.pairs[config.sample_unit]
@@ -101,7 +102,8 @@ class PretrainingTask(Task):
         pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
         if pretraining_set is None:
             return []
-        num_crops = pretraining_set.count_overlap(dataset, held_out(dataset, read_shared_plan))
+        is_held_out = held_out(dataset, read_shared_plan)
+        num_crops = pretraining_set.count_overlap(dataset, is_held_out) if is_held_out.any() else 0
         notice = (
             f"{config.init_from} {describe_overlap(num_crops)} of {dataset.location} that a plan holds out from pre-training, "
             "so scores on them may be too high: start from another model"
@@ -140,8 +142,11 @@ class PretrainingTask(Task):
         given = {_without_objective(name): tensor for name, tensor in initial.objective_weights.items()}
         weights = {name: given[_without_objective(name)] for name in expected if _without_objective(name) in given}
         if len(weights) < len(expected):
-            return [f"init_from: {self._init_from} has no weights for the objective {self.name}; they start at random"]
-        check_shapes(self._init_from, weights, expected)
+            return [f"init_from: {self._init_from} has no weights for the objective {self.name}; these are random"]
+        try:
+            check_shapes(self._init_from, weights, expected)
+        except UserError as error:
+            raise UserError(f"init_from: {error}: set the objective's options to those of the model") from None
         self.model.objective.load_state_dict(weights)
         return []
 

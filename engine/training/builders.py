@@ -6,9 +6,10 @@ from pathlib import Path
 
 from data_tools.files import write_text
 from engine.config import RunConfig, to_yaml
-from engine.models.model_folder import RUN_CONFIG_FILE
+from engine.models.model_folder import INITIAL_MODEL_FOLDER, RUN_CONFIG_FILE
 from engine.options import UserError
 from engine.tasks import Task
+from engine.tasks.initial_model import RANDOM
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import CheckpointInfo, check_matches
 from engine.training.data import check_leads, make_loaders, open_sources, open_splits
@@ -65,9 +66,10 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     if resumed:
         check_matches(*resumed, task.model)
         task.provenance = resumed[1].provenance
+        notes = _describe_start(config, resumed[1])
     else:
         notes = task.initialize()
-        ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
+    ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
     data = make_loaders(config, sources, splits, ranks, task)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
@@ -79,6 +81,15 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     trainer = Trainer(config, ranks, task, backend, data, checkpoints, state, metric_writers)
     ranks.on_main_rank(lambda: _open_outputs(trainer, memory))
     return trainer
+
+
+def _describe_start(config: RunConfig, resumed: CheckpointInfo) -> list[str]:
+    """Returns a warning if ``init_from`` is not what a resumed run started from."""
+    chosen, given = getattr(config, "init_from", RANDOM), resumed.config.get("init_from", RANDOM)
+    if chosen == given or Path(chosen).name == Path(str(given)).name == INITIAL_MODEL_FOLDER:
+        return []
+    effect = f"init_from={chosen} has no effect on a run that resumes; it started with init_from={given}"
+    return [f"warning: {effect}: set another output_dir to start anew"]
 
 
 def _open_outputs(trainer: Trainer, memory: str) -> None:

@@ -12,9 +12,11 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
+from engine.config import RunConfig
 from engine.data import MixtureStore
 from engine.evaluation.results import TITLES
 from engine.models.model_folder import MODEL_FOLDER
+from engine.tasks.initial_model import RANDOM
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, describe_validation, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
@@ -66,7 +68,7 @@ def describe_run(trainer: Trainer, memory: str) -> str:
     config, state, data = trainer.config, trainer.state, trainer.data
     counts = ", ".join(f"{name} {split.store.num_samples:,}" for name, split in data.splits.items())
     complete = " (complete 10-s crops)" if trainer.task.unit == "crops" else ""
-    start = f"resuming from step {state.step:,}" if state.step else "starting from scratch"
+    start = f"resuming from step {state.step:,}" if state.step else f"starting from {_initial_weights(config)}"
     return _align(
         {
             "task": trainer.task.name,
@@ -79,6 +81,11 @@ def describe_run(trainer: Trainer, memory: str) -> str:
             "output": str(config.output_dir),
         }
     )
+
+
+def _initial_weights(config: RunConfig) -> str:
+    initial = getattr(config, "init_from", RANDOM)
+    return "random weights" if initial == RANDOM else f"the weights of {initial}"
 
 
 def _describe_sources(trainer: Trainer) -> str:

@@ -81,7 +81,7 @@ def test_the_quickstart_learns_and_writes_a_summary(simulated_dataset: Path, tmp
         assert word in run.stdout
 
 
-def test_a_run_starts_from_another_ones_model_and_resumes(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
+def test_a_run_starts_from_another_runs_model_and_resumes(simulated_dataset: Path, other_dataset: Path, tmp_path: Path) -> None:
     Run(simulated_dataset, tmp_path / "first", "train.steps=4").succeed()
     # A learning rate of almost zero leaves the weights as they are.
     overrides = (
@@ -92,7 +92,8 @@ def test_a_run_starts_from_another_ones_model_and_resumes(simulated_dataset: Pat
     )
     second = Run(other_dataset, tmp_path / "second", *overrides, "train.steps=1", ranks=2).succeed()
     assert f"init_from: converted {tmp_path / 'first' / 'checkpoints' / 'step-00000004'}" in second.stderr
-    assert "start at random" not in second.stderr
+    assert "these are random" not in second.stderr
+    assert f"starting from the weights of {tmp_path / 'second' / 'init_model'}" in second.stdout + second.stderr
     for name in ("first", "second"):
         assert convert.main(["deepspeed", str(tmp_path / name), str(tmp_path / f"{name}-model")]) == 0
     models = [engine.models.load(tmp_path / f"{name}-model") for name in ("first", "second")]
@@ -102,8 +103,12 @@ def test_a_run_starts_from_another_ones_model_and_resumes(simulated_dataset: Pat
     assert sets[1]["mixture"][1] == sets[0]
     resumed = Run(other_dataset, tmp_path / "second", *overrides, "train.steps=2").succeed()
     assert "resuming from step 1" in resumed.stderr
+    assert "no effect" not in resumed.stderr
     assert len(resumed.losses()) == 2
-    info = json.loads((tmp_path / "second" / "checkpoints" / "step-00000002" / "checkpoint.json").read_text())
+    other = (*overrides, f"init_from={tmp_path / 'first-model'}", "train.steps=3")
+    changed = Run(other_dataset, tmp_path / "second", *other).succeed()
+    assert f"warning: init_from={tmp_path / 'first-model'} has no effect on a run that resumes; " in changed.stderr
+    info = json.loads((tmp_path / "second" / "checkpoints" / "step-00000003" / "checkpoint.json").read_text())
     assert info["provenance"]["pretraining_set"] == sets[0]
 
 

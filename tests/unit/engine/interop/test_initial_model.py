@@ -48,6 +48,13 @@ def test_a_models_folder_is_used_as_it_is(tmp_path: Path) -> None:
     assert notes == [f"init_from: using {model}"]
 
 
+def test_the_runs_own_folder_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", {5: 1.0})
+    with pytest.raises(UserError, match=r"^init_from: .*/run is the output_dir of this run: set another output_dir$"):
+        resolve_initial_model(run, tmp_path / "other" / ".." / "run")
+    assert not (run / "init_model").exists()
+
+
 @pytest.mark.parametrize(
     ("scores", "expected"),
     [({5: 1.5, 10: 0.5, 15: 0.7}, 10), ({5: None, 10: None}, 10), ({5: 3.0, 10: None}, 5), ({5: float("nan")}, 5)],

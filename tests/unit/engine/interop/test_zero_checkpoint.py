@@ -95,13 +95,14 @@ def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
 def test_a_run_that_started_from_a_model_has_the_pretraining_sets_of_both(tmp_path: Path) -> None:
     first, second = ({"dataset": name, "plan": None, "split": "pretrain", "crops": name} for name in ("abc", "def"))
     loader = {"fingerprint": "def", "samples": second, "cursor": 28}
-    origin = {"initial_model": "models/first", "pretraining_set": first, "step": -1}
+    origin = {"initial_model": "models/first", "pretraining_set": first, "step": -1, "mode | head": "x"}
     write_new(tmp_path / "step-00000007", loader=loader, provenance=origin)
     import_checkpoint(tmp_path / "step-00000007", tmp_path / "model")
     provenance = engine.models.load(tmp_path / "model").config.provenance
     assert provenance["pretraining_set"] == {"mixture": [second, first]}
     assert provenance["initial_model"] == "models/first"
     assert provenance["step"] == 7
+    assert "mode | head" not in provenance
 
 
 def test_of_a_run_the_checkpoint_with_the_lowest_loss_is_converted_or_the_newest(tmp_path: Path) -> None:

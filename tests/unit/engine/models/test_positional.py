@@ -79,6 +79,14 @@ def test_rounding_errors_are_no_larger_than_the_librarys(implementation: Positio
         assert_near(ours, theirs, dtype)
 
 
+@pytest.mark.parametrize("implementation", ["conv1d", "conv2d"])
+def test_small_groups_are_convolved_in_fp32_on_a_cpu(implementation: PositionalImplementation) -> None:
+    x, weight, bias = (torch.randn(shape).bfloat16() for shape in [(2, 40, 32), (32, 8, 8), (32,)])
+    y = IMPLEMENTATIONS[implementation](x, weight, bias, 4)
+    expected = IMPLEMENTATIONS[implementation](x.float(), weight.float(), bias.float(), 4)
+    assert torch.equal(y, expected.bfloat16())
+
+
 def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
     error = ((ours.double() - exact).norm() / exact.norm()).item()
     assert error < (5e-6 if dtype == torch.float32 else 5e-3), error

@@ -70,7 +70,7 @@ def test_a_run_starts_from_all_weights_of_its_objective(tmp_path: Path, objectiv
 def test_weights_of_an_objective_without_any_in_the_model_are_random(tmp_path: Path) -> None:
     save_tiny_classifier(tmp_path / "model")
     task, notes = start(tmp_path / "model")
-    assert notes == [f"init_from: {tmp_path / 'model'} has no weights for the objective w2v_cmsc; they start at random"]
+    assert notes == [f"init_from: {tmp_path / 'model'} has no weights for the objective w2v_cmsc; these are random"]
     random = PretrainingTask(task_config := PretrainingTask.resolve_config(config(tmp_path / "model"))).model.objective
     assert task_config.model == load(tmp_path / "model").config.encoder
     assert are_equal(task.model.objective.state_dict(), random.state_dict())
@@ -99,7 +99,7 @@ def test_the_architecture_is_the_models_and_its_dropouts_may_change(tmp_path: Pa
         ({"leads": ("II", "V5")}, {}, r"^leads: .* has the leads II, V5, and this run has I, .*: set leads=\[II,V5\]$"),
         ({"leads": ("V5", "II")}, {"leads": ["V5", "II"]}, r"^leads: .* V5, II, and this run has II, V5: choose a model with "),
         ({"normalization": "zscore_per_lead"}, {}, r"^init_from: .* needs normalized input \(zscore_per_lead\)"),
-        ({"sampling_rate": 250}, {}, r"^init_from: the input of .* has 250 Hz, and datasets have 500 Hz: "),
+        ({"sampling_rate": 250}, {}, r"^init_from: .* expects input at 250 Hz, and datasets are sampled at 500 Hz: "),
     ],
 )
 def test_a_model_that_does_not_fit_is_refused(
@@ -115,7 +115,7 @@ def test_weights_of_the_objective_must_have_its_shapes(tmp_path: Path) -> None:
     content = config(tmp_path / "model", "w2v").model_dump(exclude={"model"})
     content["objective"]["final_width"] = 8
     task = PretrainingTask(PretrainingTask.resolve_config(PretrainConfig.model_validate(content)))
-    with pytest.raises(UserError, match=r"context_projection\.bias .*has shape \[16\], expected \[8\]"):
+    with pytest.raises(UserError, match=r"context_projection\.bias .*has shape \[16\], expected \[8\]: set the objective"):
         task.initialize()
 
 
@@ -134,6 +134,11 @@ def test_a_notice_if_crops_that_a_plan_holds_out_were_pre_trained_on(simulated_d
     (notice,) = PretrainingTask.notices(config(tmp_path / "all"), Dataset.open(folder))
     assert f"{tmp_path / 'all'} was pre-trained on " in notice
     assert f" crops of {folder} that a plan holds out from pre-training, so scores on them may be too high" in notice
+    split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3), ("test",)), seed=1, replace=True)
+    (notice,) = PretrainingTask.notices(config(tmp_path / "train"), Dataset.open(folder))
+    assert "may have been pre-trained on crops of " in notice
+    split_dataset(folder, RandomPlan("mine", (0.5, 0.2, 0.3)), seed=1, replace=True)  # holds nothing out
+    assert not PretrainingTask.notices(config(tmp_path / "train"), Dataset.open(folder))
 
 
 def test_the_provenance_names_the_model_and_its_pre_training_set(tmp_path: Path) -> None:
@@ -142,3 +147,12 @@ def test_the_provenance_names_the_model_and_its_pre_training_set(tmp_path: Path)
     task, _ = start(folder)
     assert task.provenance == {"initial_model": str(folder), "pretraining_set": origin}
     assert not PretrainingTask(config("random", model=tiny_encoder_options().model_dump())).provenance
+
+
+def test_a_pre_training_set_of_another_form_is_not_copied(tmp_path: Path) -> None:
+    nested: Any = []
+    for _ in range(150):
+        nested = [nested]
+    folder = save_tiny_encoder(tmp_path / "model", provenance={"pretraining_set": nested})
+    task, _ = start(folder)
+    assert task.provenance == {"initial_model": str(folder), "pretraining_set": None}
