@@ -138,7 +138,7 @@ class PretrainingTask(Task):
         initial = load(self._init_from)
         self.model.encoder.load_state_dict(initial.encoder.state_dict())
         expected = self.model.objective.state_dict()
-        # An objective may be a part of another one, which is its prefix then: w2v and w2v_cmsc have the same weights.
+        # The weights of an objective that is part of another one have its name as a prefix, as those of w2v in w2v_cmsc.
         given = {_without_objective(name): tensor for name, tensor in initial.objective_weights.items()}
         weights = {name: given[_without_objective(name)] for name in expected if _without_objective(name) in given}
         if len(weights) < len(expected):

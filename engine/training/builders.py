@@ -85,7 +85,8 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
 
 def _describe_start(config: RunConfig, resumed: CheckpointInfo) -> list[str]:
     """Returns a warning if ``init_from`` is not what a resumed run started from."""
-    chosen, given = getattr(config, "init_from", RANDOM), resumed.config.get("init_from", RANDOM)
+    chosen = getattr(config, "init_from", RANDOM)
+    given = resumed.provenance.get("initial_model") or resumed.config.get("init_from", RANDOM)
     if chosen == given or Path(chosen).name == Path(str(given)).name == INITIAL_MODEL_FOLDER:
         return []
     effect = f"init_from={chosen} has no effect on a run that resumes; it started with init_from={given}"
