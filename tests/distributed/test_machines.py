@@ -15,6 +15,7 @@ import torch.distributed as dist
 from distributed_helpers import run_ranks
 from opened_files import OpenedFiles
 from pretraining_runs import TINY
+from saved_model import save_tiny_encoder
 
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import DatasetError
@@ -24,6 +25,7 @@ from data_tools.splits.writing import split_dataset
 from engine.config import PretrainConfig, load_config
 from engine.data import crop_index, shared_arrays
 from engine.data.crop_index import CropIndex, Selection
+from engine.interop.initial_model import find_initial_model
 from engine.options import UserError
 from engine.tasks import LabelTask, PretrainingTask, Task
 from engine.training.data import open_sources, open_splits
@@ -179,3 +181,27 @@ def test_datasets_that_differ_between_machines_are_refused(simulated_dataset: Pa
     assert all("the machines have different datasets" in message for message in messages)
     messages = run_ranks(open_copies, 4, [str(simulated_dataset), str(missing)])
     assert all(message.startswith(f"{socket.gethostname()}: {missing}: ") for message in messages)
+
+
+def find_copies(rank: int, folders: list[str]) -> str:
+    """Finds the initial model as one rank of two machines, where it is at the same path."""
+    os.chdir(folders[rank // 2])
+    config = load("datasets/none").model_copy(update={"init_from": "model"})
+    try:
+        return find_initial_model(config, make_ranks(rank, rank // 2), "pretrain").init_from
+    except UserError as error:
+        return str(error)
+
+
+def test_initial_models_that_differ_between_machines_are_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    save_tiny_encoder(one / "model")
+    shutil.copytree(one, other)
+    assert run_ranks(find_copies, 4, [str(one), str(other)]) == ["model"] * 4
+    shutil.rmtree(other / "model")
+    save_tiny_encoder(other / "model", provenance={"source": "another"})
+    messages = run_ranks(find_copies, 4, [str(one), str(other)])
+    assert messages == ["init_from: model is not the same model on all machines: copy it to each of them again"] * 4
+    (other / "model" / "model.safetensors").unlink()
+    messages = run_ranks(find_copies, 4, [str(one), str(other)])
+    assert all(message.startswith(f"{socket.gethostname()}: model/model.safetensors: ") for message in messages)
