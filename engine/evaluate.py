@@ -20,7 +20,6 @@ import numpy as np
 from data_tools.command_line import dataset_location, run_script
 from data_tools.labels import Labeler
 from data_tools.shards.dataset import Dataset
-from engine.data import describe_overlap
 from engine.device import select_device
 from engine.evaluation.probe import PROBES
 from engine.evaluation.thresholds import DEFAULT_THRESHOLD
@@ -69,11 +68,10 @@ class _Session:
                 yield (name, number), model, leads
 
     def warnings(self, segments: SegmentSet) -> Iterator[str]:
-        """Yields a warning for each model that was pre-trained on crops it is tested on."""
+        """Yields warnings for models that were trained on crops they are tested on."""
         for name, model in self.models:
-            num_crops = segments.count_pretrained(model.config)
-            if num_crops != 0:
-                yield f"{name} {describe_overlap(num_crops)} of {segments.description}, so its scores may be too high"
+            for overlap in segments.describe_overlaps(model.config):
+                yield f"{name} {overlap} of {segments.description}, so its scores may be too high"
 
     def open(self, split: str, labeler: Labeler | None = None) -> SegmentSet:
         """Opens a split."""

@@ -19,15 +19,9 @@ from engine.data.loader import Loader, LoaderSetup
 from engine.data.mixture import MixtureOrder, MixtureStore, SectionOrder
 from engine.data.options import DataOptions, DatasetOptions, find_leads
 from engine.data.order import Order, SampleOrder
-from engine.data.pretraining_set import (
-    PretrainingMixture,
-    PretrainingSet,
-    describe_overlap,
-    find_pretraining_set,
-    join_pretraining_sets,
-)
 from engine.data.shared_plans import read_shared_plan
 from engine.data.torch_loader import TorchLoader
+from engine.data.training_sets import TrainingSet, TrainingSets, describe_overlaps, join_training_sets, read_training_set
 from engine.data.transform import Transform
 from engine.options import SegmentPair
 
@@ -110,19 +104,19 @@ __all__ = [
     "MixtureOrder",
     "MixtureStore",
     "Order",
-    "PretrainingMixture",
-    "PretrainingSet",
     "SampleOrder",
     "SampleStore",
     "SectionOrder",
     "Split",
+    "TrainingSet",
+    "TrainingSets",
     "best_loader",
-    "describe_overlap",
+    "describe_overlaps",
     "find_leads",
-    "find_pretraining_set",
-    "join_pretraining_sets",
+    "join_training_sets",
     "lead_statistics",
     "make_loader",
     "random_batch",
     "read_shared_plan",
+    "read_training_set",
 ]

@@ -15,7 +15,7 @@ from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
 from data_tools.validation import count
-from engine.data import CropStore, find_pretraining_set
+from engine.data import CropStore, describe_overlaps
 from engine.inference.crop_models import CropModel
 from engine.inference.inputs import COLUMNS, crops_of
 from engine.inference.run import Runner, Summary
@@ -56,14 +56,11 @@ class SegmentSet:
     def __len__(self) -> int:
         return len(self.crop)
 
-    def count_pretrained(self, config: ModelConfig) -> int | None:
-        """Counts the crops that a model was pre-trained on, as its config.json records it; ``None``: unknown."""
-        pretraining_set = find_pretraining_set(config.provenance)
-        if pretraining_set is None:
-            return 0
+    def describe_overlaps(self, config: ModelConfig) -> list[str]:
+        """Returns what warnings say about crops that a model was trained on, see :func:`engine.data.describe_overlaps`."""
         chosen = np.zeros(sum(counts.crops for counts in self.dataset.manifest.counts.values()), dtype=np.bool_)
         chosen[self.row] = True
-        return pretraining_set.count_overlap(self.dataset, chosen)
+        return describe_overlaps(config.provenance, self.dataset, chosen)
 
     def keys(self) -> NDArray[Any]:
         """Returns the key of each segment's crop, [S]."""

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from data_tools.leads import LEADS
 from data_tools.validation import describe_validation_error
-from engine.data import find_leads, join_pretraining_sets
+from engine.data import find_leads, join_training_sets
 from engine.interop.deepspeed_files import read_old_info, read_old_weights
 from engine.interop.native import empty_tensors
 from engine.models import ModelConfig
@@ -86,9 +86,8 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                     "step": info.step,
                     "dataset": str(info.loader.get("fingerprint", "")),
                     "initial_model": str(initial) if initial is not None else None,
-                    "pretraining_set": join_pretraining_sets(
-                        info.loader.get("samples"), info.provenance.get("pretraining_set")
-                    ),
+                    "pretraining_set": join_training_sets(info.loader.get("samples"), info.provenance.get("pretraining_set")),
+                    "training_set": join_training_sets(info.provenance.get("training_set")),
                     "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
                 },
             }

@@ -20,7 +20,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import Batch, CropStore, Split, describe_overlap, find_leads, find_pretraining_set, read_shared_plan
+from engine.data import Batch, CropStore, Split, describe_overlaps, find_leads, join_training_sets, read_shared_plan
 from engine.models import Encoder, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.normalization import standardize
@@ -168,22 +168,18 @@ class FinetuningTask(Task):
 
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
-        """See :class:`Task`: whether the model was pre-trained on test crops, that is, on the plan's other splits."""
-        pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
-        if pretraining_set is None or config.data.plan is None:
+        """See :class:`Task`: whether the initial model was trained on test crops, that is, on the plan's other splits."""
+        provenance = initial_config(config).provenance
+        if not provenance or config.data.plan is None:
             return []
         plan = read_shared_plan(dataset, config.data.plan)
-        notices = []
-        for split in plan.splits:
-            if split in {config.data.training_split, config.data.valid_split}:
-                continue
-            num_crops = pretraining_set.count_overlap(dataset, plan.is_in(split))
-            if num_crops != 0:
-                notices.append(
-                    f"{config.init_from} {describe_overlap(num_crops)} of {describe_split(split, config.data.plan)}, so scores "
-                    "on it may be too high: pre-train with a plan that holds them out"
-                )
-        return notices
+        return [
+            f"{config.init_from} {overlap} of {describe_split(split, config.data.plan)}, so scores on it may be too high: "
+            f"train with a plan that holds them out"
+            for split in plan.splits
+            if split not in {config.data.training_split, config.data.valid_split}
+            for overlap in describe_overlaps(provenance, dataset, plan.is_in(split))
+        ]
 
     def initialize(self) -> list[str]:
         """See :class:`Task`: loads the encoder's weights, unless they are random."""
@@ -206,12 +202,13 @@ class FinetuningTask(Task):
 
     def exported_config(self, content: dict[str, Any]) -> ModelConfig:
         """Returns the configuration of the trained model; ``content`` has the keys that depend on the task."""
+        given = self.model_config.provenance
         provenance = {
             "initial_model": self.config.init_from,
             "task": self.config.task.name,
             "mode": self.config.mode,
-            "pretraining_set": self.model_config.provenance.get("pretraining_set"),
-            "training_set": self._training_set,
+            "pretraining_set": join_training_sets(given.get("pretraining_set")),
+            "training_set": join_training_sets(self._training_set, given.get("training_set")),
         }
         own = {
             "encoder": self.config.model,

@@ -18,10 +18,9 @@ from engine.data import (
     CropStore,
     MixtureStore,
     Split,
-    describe_overlap,
+    describe_overlaps,
     find_leads,
-    find_pretraining_set,
-    join_pretraining_sets,
+    join_training_sets,
     read_shared_plan,
 )
 from engine.data.batch import num_segments
@@ -67,8 +66,9 @@ class PretrainingTask(Task):
         self.name = config.objective.name
         self._init_from = config.init_from
         if config.init_from != RANDOM:
-            earlier = initial_config(config).provenance.get("pretraining_set")
-            self.provenance = {"initial_model": config.init_from, "pretraining_set": join_pretraining_sets(earlier)}
+            given = initial_config(config).provenance
+            sets = {key: join_training_sets(given.get(key)) for key in ("pretraining_set", "training_set")}
+            self.provenance = {"initial_model": config.init_from, **sets}
         self.needs_first_pass = config.train.cache_embeddings
         self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
         self.pair = objective_class.pairs[config.sample_unit]
@@ -98,17 +98,15 @@ class PretrainingTask(Task):
 
     @classmethod
     def notices(cls, config: PretrainConfig, dataset: Dataset) -> list[str]:
-        """See :class:`Task`: whether the initial model was pre-trained on crops that a plan holds out."""
-        pretraining_set = None if config.init_from == RANDOM else find_pretraining_set(initial_config(config).provenance)
-        if pretraining_set is None:
+        """See :class:`Task`: whether the initial model was trained on crops that a plan holds out."""
+        provenance = initial_config(config).provenance
+        if not provenance:
             return []
-        is_held_out = held_out(dataset, read_shared_plan)
-        num_crops = pretraining_set.count_overlap(dataset, is_held_out) if is_held_out.any() else 0
-        notice = (
-            f"{config.init_from} {describe_overlap(num_crops)} of {dataset.location} that a plan holds out from pre-training, "
-            "so scores on them may be too high: start from another model"
-        )
-        return [] if num_crops == 0 else [notice]
+        return [
+            f"{config.init_from} {overlap} of {dataset.location} that a plan holds out from pre-training, so scores on them "
+            f"may be too high: start from another model"
+            for overlap in describe_overlaps(provenance, dataset, held_out(dataset, read_shared_plan))
+        ]
 
     @classmethod
     def open_splits(cls, config: PretrainConfig, dataset: Dataset) -> dict[str, Split]:

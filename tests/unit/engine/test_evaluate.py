@@ -13,6 +13,7 @@ from command_runs import run_main
 from fairseq_checkpoints import NUM_LABELS, fine_tuned, golden_cfg, random_weights, save_checkpoint
 from paper_cohort import build_paper_cohort
 from saved_model import save_tiny_classifier, save_tiny_encoder
+from tiny_model import tiny_encoder_options
 
 from data_tools.labels import CodeLabeler, LabelDefinition, cinc2021
 from data_tools.shards.dataset import Dataset
@@ -24,7 +25,7 @@ from engine.inference.evaluation import Evaluation
 from engine.inference.identification import identify
 from engine.inference.segments import open_segments
 from engine.interop.fairseq import import_fairseq
-from engine.models import load
+from engine.models import ModelConfig, load
 from engine.options import UserError
 from engine.tasks.labels import make_metrics
 
@@ -139,6 +140,19 @@ def test_crops_that_a_model_was_pretrained_on_are_reported(run: Run, dataset: Pa
         assert status == 0
         assert (f"{tmp_path / name} was pre-trained on" in out) == (name == "leaky")
         assert ("crops of split 'test' of plan 'random', so its scores may be too high" in out) == (name == "leaky")
+
+
+def test_crops_that_a_model_was_fine_tuned_on_are_reported(dataset: Path) -> None:
+    opened = Dataset.open(dataset)
+    every = set(CropStore(opened, "train", plan="random", unit="segment").crop)
+    some = np.arange(sum(counts.crops for counts in opened.manifest.counts.values())) % 2 == 0  # those with labels
+    train = CropStore(opened, "train", plan="random", unit="segment", chosen=some)
+    config = ModelConfig(kind="encoder", encoder=tiny_encoder_options(), provenance={"training_set": train.origin})
+    assert open_segments(opened, "test", "random").describe_overlaps(config) == []
+    expected = f"was fine-tuned on a split that has {len(every)} crops"
+    assert open_segments(opened, "train", "random").describe_overlaps(config) == [expected]
+    (overlap,) = open_segments(opened, "valid", None).describe_overlaps(config)
+    assert overlap.startswith("was fine-tuned on a split that has ")
 
 
 def test_identification(run: Run, dataset: Path, tmp_path: Path) -> None:

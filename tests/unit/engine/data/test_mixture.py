@@ -17,12 +17,12 @@ from engine.data import (
     DataOptions,
     MixtureOrder,
     MixtureStore,
-    PretrainingMixture,
     SampleOrder,
     SectionOrder,
-    find_pretraining_set,
-    join_pretraining_sets,
+    TrainingSets,
+    join_training_sets,
     make_loader,
+    read_training_set,
 )
 from engine.data.loader import LoaderStateError
 from engine.data.mixture import SECTION_SIZE, dataset_names, samples_per_epoch
@@ -189,7 +189,7 @@ def test_numbers_and_keys_of_datasets_do_not_collide(mixture: MixtureStore) -> N
 def test_the_pretraining_set_has_the_crops_of_all_datasets(
     mixture: MixtureStore, dataset: Dataset, zarr_dataset: Dataset
 ) -> None:
-    found = find_pretraining_set({"pretraining_set": mixture.origin})
+    found = read_training_set(mixture.origin)
     assert found is not None
     for each, split, expected in ((dataset, "pretrain", 60), (zarr_dataset, "pretrain", 25), (zarr_dataset, "valid", 0)):
         crops = np.zeros(sum(counts.crops for counts in each.manifest.counts.values()), np.bool_)
@@ -201,17 +201,17 @@ def test_the_pretraining_set_has_the_crops_of_all_datasets(
 def test_pretraining_sets_of_several_runs_are_joined(mixture: MixtureStore, dataset: Dataset, zarr_dataset: Dataset) -> None:
     tar, zarr = (store.origin for store in mixture.stores)
     valid = CropStore(zarr_dataset, "valid").origin
-    assert join_pretraining_sets(None, None) is None
-    assert join_pretraining_sets(tar, None) == join_pretraining_sets(None, tar, tar) == tar
-    assert join_pretraining_sets({"from": "elsewhere"}, None) is None
-    assert join_pretraining_sets({"from": "elsewhere"}, zarr) == zarr
-    joined = join_pretraining_sets(valid, mixture.origin, zarr)
+    assert join_training_sets(None, None) is None
+    assert join_training_sets(tar, None) == join_training_sets(None, tar, tar) == tar
+    assert join_training_sets({"from": "elsewhere"}, None) is None
+    assert join_training_sets({"from": "elsewhere"}, zarr) == zarr
+    joined = join_training_sets(valid, mixture.origin, zarr)
     assert joined == {"mixture": [valid, tar, zarr]}
-    found = find_pretraining_set({"pretraining_set": joined})
-    assert isinstance(found, PretrainingMixture)
+    found = read_training_set(joined)
+    assert isinstance(found, TrainingSets)
     num_crops = sum(counts.crops for counts in zarr_dataset.manifest.counts.values())
     assert found.count_overlap(zarr_dataset, np.ones(num_crops, np.bool_)) == num_crops
-    changed = PretrainingMixture(mixture=(*found.mixture, found.mixture[0].model_copy(update={"plan": "absent"})))
+    changed = TrainingSets(mixture=(*found.mixture, found.mixture[0].model_copy(update={"plan": "absent"})))
     assert changed.count_overlap(zarr_dataset, np.ones(num_crops, np.bool_)) is None
 
 

@@ -129,7 +129,10 @@ def test_a_notice_if_crops_that_a_plan_holds_out_were_pre_trained_on(simulated_d
     }
     for name, origin in origins.items():
         save_tiny_encoder(tmp_path / name, provenance={"pretraining_set": origin})
+    save_tiny_encoder(tmp_path / "tuned", provenance={"training_set": origins["all"]})
     assert not PretrainingTask.notices(config("random"), dataset)
+    (notice,) = PretrainingTask.notices(config(tmp_path / "tuned"), dataset)
+    assert f"{tmp_path / 'tuned'} was fine-tuned on a split that has " in notice
     assert not PretrainingTask.notices(config(tmp_path / "train"), dataset)
     (notice,) = PretrainingTask.notices(config(tmp_path / "all"), Dataset.open(folder))
     assert f"{tmp_path / 'all'} was pre-trained on " in notice
@@ -145,7 +148,7 @@ def test_the_provenance_names_the_model_and_its_pre_training_set(tmp_path: Path)
     origin = {"dataset": "abc", "plan": None, "split": "pretrain", "crops": "def"}
     folder = save_tiny_encoder(tmp_path / "model", provenance={"pretraining_set": origin, "source": "elsewhere"})
     task, _ = start(folder)
-    assert task.provenance == {"initial_model": str(folder), "pretraining_set": origin}
+    assert task.provenance == {"initial_model": str(folder), "pretraining_set": origin, "training_set": None}
     assert not PretrainingTask(config("random", model=tiny_encoder_options().model_dump())).provenance
 
 
@@ -155,4 +158,4 @@ def test_a_pre_training_set_of_another_form_is_not_copied(tmp_path: Path) -> Non
         nested = [nested]
     folder = save_tiny_encoder(tmp_path / "model", provenance={"pretraining_set": nested})
     task, _ = start(folder)
-    assert task.provenance == {"initial_model": str(folder), "pretraining_set": None}
+    assert task.provenance == {"initial_model": str(folder), "pretraining_set": None, "training_set": None}

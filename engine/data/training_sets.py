@@ -1,7 +1,7 @@
-"""The crops that a model was pre-trained on, as its config.json records them."""
+"""The crops that a model was trained on, as its config.json records them."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,15 @@ from engine.data.crops import fingerprint_of
 from engine.data.shared_plans import read_shared_plan
 from engine.options import Options
 
+# Key of a model's provenance -> what a warning says: if the number of crops is known, and if it is not.
+_PHRASES: Final = {
+    "pretraining_set": ("was pre-trained on {}", "may have been pre-trained on crops"),
+    "training_set": ("was fine-tuned on a split that has {}", "may have been fine-tuned on crops"),
+}
 
-class PretrainingSet(Options):
-    """The contents of ``pretraining_set`` in a model's provenance; see :attr:`engine.data.CropStore.origin`."""
+
+class TrainingSet(Options):
+    """The crops of a split, see :attr:`engine.data.CropStore.origin`."""
 
     dataset: str
     """Fingerprint of the dataset."""
@@ -25,10 +31,10 @@ class PretrainingSet(Options):
     split: str
     """Name of the split."""
     crops: str
-    """Fingerprint of the dataset and of the crops chosen from it."""
+    """Fingerprint of the dataset and of the split's crops."""
 
     def find(self, dataset: Dataset) -> npt.NDArray[np.bool_] | None:
-        """Finds the crops of the set in a dataset, including padded ones, which pre-training skips.
+        """Finds the crops of the set in a dataset, including those that training skips, such as padded ones.
 
         Args:
             dataset: the dataset, which may have grown since; another build of the same recordings counts as another dataset.
@@ -68,14 +74,14 @@ class PretrainingSet(Options):
         return None if chosen is None else int((chosen & crops).sum())
 
 
-class PretrainingMixture(Options):
-    """The contents of ``pretraining_set`` if the model was pre-trained on a mixture, or in several runs."""
+class TrainingSets(Options):
+    """The crops of several splits, on which a model was trained in one run, as a mixture, or in several."""
 
-    mixture: Annotated[tuple[PretrainingSet, ...], Field(max_length=1000)]
-    """The pre-training set of each dataset and run."""
+    mixture: Annotated[tuple[TrainingSet, ...], Field(max_length=1000)]
+    """The set of each dataset and run."""
 
     def count_overlap(self, dataset: Dataset, crops: npt.NDArray[np.bool_]) -> int | None:
-        """See :meth:`PretrainingSet.count_overlap`."""
+        """See :meth:`TrainingSet.count_overlap`."""
         in_any = np.zeros_like(crops)
         for each in self.mixture:
             chosen = each.find(dataset)
@@ -85,31 +91,42 @@ class PretrainingMixture(Options):
         return int((in_any & crops).sum())
 
 
-def describe_overlap(num_crops: int | None) -> str:
-    """Returns what a warning says about a model with the result of ``count_overlap`` crops in its pre-training set."""
-    return "may have been pre-trained on crops" if num_crops is None else f"was pre-trained on {count(num_crops, 'crop')}"
-
-
-def find_pretraining_set(provenance: Mapping[str, object]) -> PretrainingSet | PretrainingMixture | None:
-    """Returns the pre-training set that a model's provenance records; ``None`` if it records none."""
-    content = provenance.get("pretraining_set")
+def read_training_set(content: object) -> TrainingSet | TrainingSets | None:
+    """Returns a set that a model's provenance records; ``None`` if it has another form."""
     try:
         if isinstance(content, Mapping) and "mixture" in content:
-            return PretrainingMixture.model_validate(content)
-        return PretrainingSet.model_validate(content)
+            return TrainingSets.model_validate(content)
+        return TrainingSet.model_validate(content)
     except ValidationError:
         return None  # a model from elsewhere, whose provenance is free-form
 
 
-def join_pretraining_sets(*contents: object) -> dict[str, Any] | None:
-    """Returns the ``pretraining_set`` of a model that several runs have pre-trained, one after the other.
+def join_training_sets(*contents: object) -> dict[str, Any] | None:
+    """Returns the set of a model that was trained on several sets, one after the other, as its provenance records it.
 
     Args:
-        contents: the ``pretraining_set`` of each run; values of another form are ignored.
+        contents: the sets, as provenance records them; values of another form are ignored.
     """
-    sets: dict[PretrainingSet, None] = {}
+    sets: dict[TrainingSet, None] = {}
     for content in contents:
-        found = find_pretraining_set({"pretraining_set": content})
-        sets |= dict.fromkeys(found.mixture if isinstance(found, PretrainingMixture) else [found] if found else [])
+        found = read_training_set(content)
+        sets |= dict.fromkeys(found.mixture if isinstance(found, TrainingSets) else [found] if found else [])
     dumped = [each.model_dump() for each in sets]
     return {"mixture": dumped} if len(dumped) > 1 else next(iter(dumped), None)
+
+
+def describe_overlaps(provenance: Mapping[str, object], dataset: Dataset, crops: npt.NDArray[np.bool_]) -> list[str]:
+    """Returns what warnings say about crops that a model was trained on, such as "was pre-trained on 3 crops".
+
+    Args:
+        provenance: the model's provenance.
+        dataset: the dataset.
+        crops: bool [rows of samples.parquet], the crops that it should not have been trained on.
+    """
+    phrases = []
+    for key, (known, unknown) in _PHRASES.items():
+        found = read_training_set(provenance.get(key))
+        num_crops = found.count_overlap(dataset, crops) if found is not None and crops.any() else 0
+        if num_crops != 0:
+            phrases.append(unknown if num_crops is None else known.format(count(num_crops, "crop")))
+    return phrases

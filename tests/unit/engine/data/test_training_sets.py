@@ -12,11 +12,11 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.manifest import Encoding
 from data_tools.splits.plans import RandomPlan
 from data_tools.splits.writing import split_dataset
-from engine.data import CropStore, PretrainingMixture, PretrainingSet
+from engine.data import CropStore, TrainingSet, TrainingSets
 
 
-def set_of(dataset: Dataset, split: str, plan: str | None = None) -> PretrainingSet:
-    return PretrainingSet.model_validate(CropStore(dataset, split, plan=plan).origin)
+def set_of(dataset: Dataset, split: str, plan: str | None = None) -> TrainingSet:
+    return TrainingSet.model_validate(CropStore(dataset, split, plan=plan).origin)
 
 
 def keys(dataset: Dataset, rows: NDArray[np.bool_]) -> set[str]:
@@ -27,7 +27,7 @@ def keys(dataset: Dataset, rows: NDArray[np.bool_]) -> set[str]:
 def test_crops_of_several_sets_count_once(tmp_path: Path) -> None:
     dataset = Dataset.open(write_dataset(tmp_path / "dataset", {"pretrain": 20, "valid": 5}))
     origin = set_of(dataset, "pretrain")
-    twice = PretrainingMixture(mixture=(origin, origin.model_copy(update={"crops": "other"})))
+    twice = TrainingSets(mixture=(origin, origin.model_copy(update={"crops": "other"})))
     assert twice.count_overlap(dataset, np.ones(25, np.bool_)) == origin.count_overlap(dataset, np.ones(25, np.bool_)) == 20
 
 
