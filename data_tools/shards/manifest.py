@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -187,12 +188,18 @@ class Manifest(_Part):
         """
         if fingerprint == self.fingerprint:
             return {split: counts.crops for split, counts in self.counts.items()}
+        return self._crops_before_additions.get(fingerprint)
+
+    @cached_property
+    def _crops_before_additions(self) -> dict[str, dict[str, int]]:
+        """The crops of each split before each addition, by the dataset's fingerprint at that time."""
         by_split = {split: [shard for shard in self.shards if shard.split == split] for split in self.counts}
+        states = {}
         for addition in self.additions:
             before = {split: shards[: addition.first_shards.get(split, 0)] for split, shards in by_split.items()}
-            if self._fingerprint_of(shard for shards in before.values() for shard in shards) == fingerprint:
-                return {split: sum(shard.count for shard in shards) for split, shards in before.items()}
-        return None
+            fingerprint = self._fingerprint_of(shard for shards in before.values() for shard in shards)
+            states[fingerprint] = {split: sum(shard.count for shard in shards) for split, shards in before.items()}
+        return states
 
     def _fingerprint_of(self, shards: Iterable[ShardInfo]) -> str:
         fields = self.model_dump(

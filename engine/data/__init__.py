@@ -21,7 +21,7 @@ from engine.data.options import DataOptions, DatasetOptions, find_leads
 from engine.data.order import Order, SampleOrder
 from engine.data.shared_plans import read_shared_plan
 from engine.data.torch_loader import TorchLoader
-from engine.data.training_sets import TrainingSet, TrainingSets, describe_overlaps, join_training_sets, read_training_set
+from engine.data.training_sets import TRAINING_SETS, TrainedCrops, join_training_sets
 from engine.data.transform import Transform
 from engine.options import SegmentPair
 
@@ -96,6 +96,7 @@ def best_loader(device: torch.device) -> str:
 
 __all__ = [
     "LOADERS",
+    "TRAINING_SETS",
     "Batch",
     "CropStore",
     "DataOptions",
@@ -108,15 +109,12 @@ __all__ = [
     "SampleStore",
     "SectionOrder",
     "Split",
-    "TrainingSet",
-    "TrainingSets",
+    "TrainedCrops",
     "best_loader",
-    "describe_overlaps",
     "find_leads",
     "join_training_sets",
     "lead_statistics",
     "make_loader",
     "random_batch",
     "read_shared_plan",
-    "read_training_set",
 ]

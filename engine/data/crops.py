@@ -118,7 +118,7 @@ class CropStore(SampleStore):
         split: name of the split; with a plan, "PLAN: SPLIT".
         description: the split for messages, see :func:`data_tools.shards.plans.describe_split`.
         origin: where the samples come from: ``dataset``, its fingerprint; ``plan`` and ``split``, as given; and ``crops``, the
-            store's ``fingerprint``.
+            fingerprint of the dataset and of all crops of the split, chosen or not; without a plan, that of the dataset.
         crop: int32 [num_samples], row of each sample's crop in the split's part of the table; with a plan, in the whole table.
         first_row: row of the table at which that part begins.
         half: int8 [num_samples], which half of its crop each segment is; ``None`` if samples are crops.

@@ -15,7 +15,7 @@ from data_tools.recording import CROP_SAMPLES, SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
 from data_tools.validation import count
-from engine.data import CropStore, describe_overlaps
+from engine.data import CropStore, TrainedCrops
 from engine.inference.crop_models import CropModel
 from engine.inference.inputs import COLUMNS, crops_of
 from engine.inference.run import Runner, Summary
@@ -57,10 +57,10 @@ class SegmentSet:
         return len(self.crop)
 
     def describe_overlaps(self, config: ModelConfig) -> list[str]:
-        """Returns what warnings say about crops that a model was trained on, see :func:`engine.data.describe_overlaps`."""
+        """Returns what warnings say about crops that a model was trained on, see :class:`TrainedCrops`."""
         chosen = np.zeros(sum(counts.crops for counts in self.dataset.manifest.counts.values()), dtype=np.bool_)
         chosen[self.row] = True
-        return describe_overlaps(config.provenance, self.dataset, chosen)
+        return TrainedCrops(config.provenance, self.dataset).describe_overlaps(chosen)
 
     def keys(self) -> NDArray[Any]:
         """Returns the key of each segment's crop, [S]."""

@@ -1,6 +1,7 @@
 """Resolves the ``init_from`` of a run to the folder of a model."""
 
 import math
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -64,7 +65,7 @@ def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[st
     Raises:
         UserError: none of these, the run's own folder, or it cannot be converted.
     """
-    if source.resolve() == output_dir.resolve():
+    if os.path.realpath(source) == os.path.realpath(output_dir):
         raise UserError(f"init_from: {source} is the output_dir of this run: set another output_dir")
     if (source / CONFIG_FILE).is_file():
         return source, []

@@ -87,7 +87,7 @@ def _read_config(checkpoint: Path, info: CheckpointInfo) -> ModelConfig:
                     "dataset": str(info.loader.get("fingerprint", "")),
                     "initial_model": str(initial) if initial is not None else None,
                     "pretraining_set": join_training_sets(info.loader.get("samples"), info.provenance.get("pretraining_set")),
-                    "training_set": join_training_sets(info.provenance.get("training_set")),
+                    "finetuning_set": join_training_sets(info.provenance.get("finetuning_set")),
                     "versions": " ".join(f"{name}={number}" for name, number in sorted(info.versions.items())),
                 },
             }

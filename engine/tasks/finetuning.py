@@ -20,7 +20,7 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
 from engine.config import FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
-from engine.data import Batch, CropStore, Split, describe_overlaps, find_leads, join_training_sets, read_shared_plan
+from engine.data import Batch, CropStore, Split, TrainedCrops, find_leads, join_training_sets, read_shared_plan
 from engine.models import Encoder, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.normalization import standardize
@@ -111,7 +111,7 @@ class FinetuningTask(Task):
 
     def __init__(self, config: FinetuneConfig, splits: Mapping[str, Split] | None = None) -> None:
         torch.manual_seed(config.seed)
-        self._training_set = None if splits is None else splits["train"].store.origin
+        self._finetuning_set = None if splits is None else splits["train"].store.origin
         self.config = config
         self.model_config = initial_config(config)
         self.needs_statistics = self.model_config.normalization == "zscore_per_lead"
@@ -169,16 +169,16 @@ class FinetuningTask(Task):
     @classmethod
     def notices(cls, config: FinetuneConfig, dataset: Dataset) -> list[str]:
         """See :class:`Task`: whether the initial model was trained on test crops, that is, on the plan's other splits."""
-        provenance = initial_config(config).provenance
-        if not provenance or config.data.plan is None:
+        if config.init_from == RANDOM or config.data.plan is None:
             return []
+        trained = TrainedCrops(initial_config(config).provenance, dataset)
         plan = read_shared_plan(dataset, config.data.plan)
         return [
             f"{config.init_from} {overlap} of {describe_split(split, config.data.plan)}, so scores on it may be too high: "
-            f"train with a plan that holds them out"
+            f"train with a plan that holds these crops out"
             for split in plan.splits
             if split not in {config.data.training_split, config.data.valid_split}
-            for overlap in describe_overlaps(provenance, dataset, plan.is_in(split))
+            for overlap in trained.describe_overlaps(plan.is_in(split))
         ]
 
     def initialize(self) -> list[str]:
@@ -208,7 +208,7 @@ class FinetuningTask(Task):
             "task": self.config.task.name,
             "mode": self.config.mode,
             "pretraining_set": join_training_sets(given.get("pretraining_set")),
-            "training_set": join_training_sets(self._training_set, given.get("training_set")),
+            "finetuning_set": join_training_sets(self._finetuning_set, given.get("finetuning_set")),
         }
         own = {
             "encoder": self.config.model,

@@ -14,11 +14,12 @@ from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
 from engine.config import PretrainConfig
 from engine.data import (
+    TRAINING_SETS,
     Batch,
     CropStore,
     MixtureStore,
     Split,
-    describe_overlaps,
+    TrainedCrops,
     find_leads,
     join_training_sets,
     read_shared_plan,
@@ -67,7 +68,7 @@ class PretrainingTask(Task):
         self._init_from = config.init_from
         if config.init_from != RANDOM:
             given = initial_config(config).provenance
-            sets = {key: join_training_sets(given.get(key)) for key in ("pretraining_set", "training_set")}
+            sets = {key: join_training_sets(given.get(key)) for key in TRAINING_SETS}
             self.provenance = {"initial_model": config.init_from, **sets}
         self.needs_first_pass = config.train.cache_embeddings
         self._global_objective = next((module for module in self.model.modules() if isinstance(module, GlobalObjective)), None)
@@ -99,13 +100,13 @@ class PretrainingTask(Task):
     @classmethod
     def notices(cls, config: PretrainConfig, dataset: Dataset) -> list[str]:
         """See :class:`Task`: whether the initial model was trained on crops that a plan holds out."""
-        provenance = initial_config(config).provenance
-        if not provenance:
+        if config.init_from == RANDOM:
             return []
+        trained = TrainedCrops(initial_config(config).provenance, dataset)
         return [
             f"{config.init_from} {overlap} of {dataset.location} that a plan holds out from pre-training, so scores on them "
             f"may be too high: start from another model"
-            for overlap in describe_overlaps(provenance, dataset, held_out(dataset, read_shared_plan))
+            for overlap in trained.describe_overlaps(held_out(dataset, read_shared_plan))
         ]
 
     @classmethod
@@ -140,7 +141,7 @@ class PretrainingTask(Task):
         given = {_without_objective(name): tensor for name, tensor in initial.objective_weights.items()}
         weights = {name: given[_without_objective(name)] for name in expected if _without_objective(name) in given}
         if len(weights) < len(expected):
-            return [f"init_from: {self._init_from} has no weights for the objective {self.name}; these are random"]
+            return [f"init_from: {self._init_from} has no weights for the objective {self.name}, so these are random"]
         try:
             check_shapes(self._init_from, weights, expected)
         except UserError as error:

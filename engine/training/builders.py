@@ -58,6 +58,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
+    if resumed is not None:
+        info = resumed[1]
+        ranks.on_main_rank(lambda: _check_start(config, info))
     config, memory = resolve_micro_batch_size(
         config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None
     )
@@ -66,10 +69,9 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     if resumed:
         check_matches(*resumed, task.model)
         task.provenance = resumed[1].provenance
-        notes = _describe_start(config, resumed[1])
     else:
         notes = task.initialize()
-    ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
+        ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
     data = make_loaders(config, sources, splits, ranks, task)
     if resumed:
         data.train.load_state_dict(resumed[1].loader)
@@ -83,14 +85,23 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     return trainer
 
 
-def _describe_start(config: RunConfig, resumed: CheckpointInfo) -> list[str]:
-    """Returns a warning if ``init_from`` is not what a resumed run started from."""
-    chosen = getattr(config, "init_from", RANDOM)
-    given = resumed.provenance.get("initial_model") or resumed.config.get("init_from", RANDOM)
-    if chosen == given or Path(chosen).name == Path(str(given)).name == INITIAL_MODEL_FOLDER:
-        return []
-    effect = f"init_from={chosen} has no effect on a run that resumes; it started with init_from={given}"
-    return [f"warning: {effect}: set another output_dir to start anew"]
+def _check_start(config: RunConfig, resumed: CheckpointInfo) -> None:
+    """Checks that ``init_from`` is what a resumed run started from; a model that is no longer there may have been moved.
+
+    Raises:
+        UserError: it is another model, whose leads, normalization and provenance may be others too.
+    """
+    chosen, given = (str(value) for value in (getattr(config, "init_from", RANDOM), resumed.config.get("init_from", RANDOM)))
+    if chosen == given:
+        return
+    if RANDOM not in (chosen, given):
+        were_converted = Path(chosen).name == Path(given).name == INITIAL_MODEL_FOLDER
+        if were_converted or not Path(given).exists() or Path(given).samefile(chosen):
+            return
+    raise UserError(
+        f"{config.output_dir}: contains a run with init_from={given}, which cannot resume with init_from={chosen}: set another "
+        f"output_dir, or init_from={given} to resume"
+    )
 
 
 def _open_outputs(trainer: Trainer, memory: str) -> None:

@@ -147,12 +147,12 @@ def test_crops_that_a_model_was_fine_tuned_on_are_reported(dataset: Path) -> Non
     every = set(CropStore(opened, "train", plan="random", unit="segment").crop)
     some = np.arange(sum(counts.crops for counts in opened.manifest.counts.values())) % 2 == 0  # those with labels
     train = CropStore(opened, "train", plan="random", unit="segment", chosen=some)
-    config = ModelConfig(kind="encoder", encoder=tiny_encoder_options(), provenance={"training_set": train.origin})
+    config = ModelConfig(kind="encoder", encoder=tiny_encoder_options(), provenance={"finetuning_set": train.origin})
     assert open_segments(opened, "test", "random").describe_overlaps(config) == []
-    expected = f"was fine-tuned on a split that has {len(every)} crops"
+    expected = f"was fine-tuned on a split that contains {len(every)} crops"
     assert open_segments(opened, "train", "random").describe_overlaps(config) == [expected]
     (overlap,) = open_segments(opened, "valid", None).describe_overlaps(config)
-    assert overlap.startswith("was fine-tuned on a split that has ")
+    assert overlap.startswith("was fine-tuned on a split that contains ")
 
 
 def test_identification(run: Run, dataset: Path, tmp_path: Path) -> None:

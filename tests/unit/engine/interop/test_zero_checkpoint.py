@@ -16,7 +16,7 @@ from tiny_model import tiny_model
 from torch import Tensor
 
 import engine.models
-from engine.data import TrainingSet, TrainingSets, read_training_set
+from engine.data.training_sets import TrainingSet, read_training_sets
 from engine.interop.deepspeed_files import convert_checkpoint, join_pieces
 from engine.interop.native import load_tensors, objective_section
 from engine.interop.zero_checkpoint import import_checkpoint
@@ -85,22 +85,28 @@ def test_the_weights_are_those_of_the_run(tmp_path: Path) -> None:
     origin = {"dataset": "abc", "plan": "pretrain", "split": "train", "crops": "def"}
     check_model(tmp_path, write_new(tmp_path / "step-00000007", loader={"fingerprint": "def", "samples": origin, "cursor": 28}))
     provenance = engine.models.load(tmp_path / "model").config.provenance
-    assert read_training_set(provenance["pretraining_set"]) == TrainingSet.model_validate(origin)
-    assert read_training_set(None) is None
-    assert read_training_set({"mixture": [{"dataset": "abc"}]}) is None
+    assert read_training_sets(provenance["pretraining_set"]) == (TrainingSet.model_validate(origin),)
+    assert read_training_sets(None) == ()
+    assert read_training_sets({"mixture": [{"dataset": "abc"}]}) == ()
     mixture = {"mixture": [origin, {**origin, "dataset": "xyz"}]}
-    assert read_training_set(mixture) == TrainingSets.model_validate(mixture)
+    assert read_training_sets(mixture) == tuple(TrainingSet.model_validate(each) for each in mixture["mixture"])
 
 
 def test_a_run_that_started_from_a_model_has_the_sets_of_both(tmp_path: Path) -> None:
     first, second = ({"dataset": name, "plan": None, "split": "pretrain", "crops": name} for name in ("abc", "def"))
     loader = {"fingerprint": "def", "samples": second, "cursor": 28}
-    origin = {"initial_model": "models/first", "pretraining_set": first, "training_set": first, "step": -1, "mode | head": "x"}
+    origin = {
+        "initial_model": "models/first",
+        "pretraining_set": first,
+        "finetuning_set": first,
+        "step": -1,
+        "mode | head": "x",
+    }
     write_new(tmp_path / "step-00000007", loader=loader, provenance=origin)
     import_checkpoint(tmp_path / "step-00000007", tmp_path / "model")
     provenance = engine.models.load(tmp_path / "model").config.provenance
     assert provenance["pretraining_set"] == {"mixture": [second, first]}
-    assert provenance["training_set"] == first
+    assert provenance["finetuning_set"] == first
     assert provenance["initial_model"] == "models/first"
     assert provenance["step"] == 7
     assert "mode | head" not in provenance

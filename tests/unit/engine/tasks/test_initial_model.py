@@ -70,7 +70,7 @@ def test_a_run_starts_from_all_weights_of_its_objective(tmp_path: Path, objectiv
 def test_weights_of_an_objective_without_any_in_the_model_are_random(tmp_path: Path) -> None:
     save_tiny_classifier(tmp_path / "model")
     task, notes = start(tmp_path / "model")
-    assert notes == [f"init_from: {tmp_path / 'model'} has no weights for the objective w2v_cmsc; these are random"]
+    assert notes == [f"init_from: {tmp_path / 'model'} has no weights for the objective w2v_cmsc, so these are random"]
     random = PretrainingTask(task_config := PretrainingTask.resolve_config(config(tmp_path / "model"))).model.objective
     assert task_config.model == load(tmp_path / "model").config.encoder
     assert are_equal(task.model.objective.state_dict(), random.state_dict())
@@ -129,10 +129,10 @@ def test_a_notice_if_crops_that_a_plan_holds_out_were_pre_trained_on(simulated_d
     }
     for name, origin in origins.items():
         save_tiny_encoder(tmp_path / name, provenance={"pretraining_set": origin})
-    save_tiny_encoder(tmp_path / "tuned", provenance={"training_set": origins["all"]})
+    save_tiny_encoder(tmp_path / "tuned", provenance={"finetuning_set": origins["all"]})
     assert not PretrainingTask.notices(config("random"), dataset)
     (notice,) = PretrainingTask.notices(config(tmp_path / "tuned"), dataset)
-    assert f"{tmp_path / 'tuned'} was fine-tuned on a split that has " in notice
+    assert f"{tmp_path / 'tuned'} was fine-tuned on a split that contains " in notice
     assert not PretrainingTask.notices(config(tmp_path / "train"), dataset)
     (notice,) = PretrainingTask.notices(config(tmp_path / "all"), Dataset.open(folder))
     assert f"{tmp_path / 'all'} was pre-trained on " in notice
@@ -148,7 +148,7 @@ def test_the_provenance_names_the_model_and_its_pre_training_set(tmp_path: Path)
     origin = {"dataset": "abc", "plan": None, "split": "pretrain", "crops": "def"}
     folder = save_tiny_encoder(tmp_path / "model", provenance={"pretraining_set": origin, "source": "elsewhere"})
     task, _ = start(folder)
-    assert task.provenance == {"initial_model": str(folder), "pretraining_set": origin, "training_set": None}
+    assert task.provenance == {"initial_model": str(folder), "pretraining_set": origin, "finetuning_set": None}
     assert not PretrainingTask(config("random", model=tiny_encoder_options().model_dump())).provenance
 
 
@@ -158,4 +158,4 @@ def test_a_pre_training_set_of_another_form_is_not_copied(tmp_path: Path) -> Non
         nested = [nested]
     folder = save_tiny_encoder(tmp_path / "model", provenance={"pretraining_set": nested})
     task, _ = start(folder)
-    assert task.provenance == {"initial_model": str(folder), "pretraining_set": None, "training_set": None}
+    assert task.provenance == {"initial_model": str(folder), "pretraining_set": None, "finetuning_set": None}

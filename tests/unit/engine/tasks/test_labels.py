@@ -216,7 +216,7 @@ def test_the_splits_of_a_plan(simulated_dataset: Path, encoder_folder: Path, tmp
         store = CropStore(dataset, name, plan="mine", unit="segment")
         assert split.labels is not None
         assert len(split.labels) == split.store.num_samples == store.num_samples
-    assert LabelTask(LabelTask.resolve_config(run), splits)._training_set == splits["train"].store.origin
+    assert LabelTask(LabelTask.resolve_config(run), splits)._finetuning_set == splits["train"].store.origin
     with pytest.raises(DatasetError, match="no plan 'yours'; available: mine"):
         LabelTask.open_splits(config(data={"path": str(folder), "plan": "yours"}), dataset)
 
