@@ -1,8 +1,11 @@
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from engine.config import PretrainConfig, load_config
-from engine.training.builders import _make_state
+from engine.options import UserError
+from engine.training.builders import _check_start, _make_state
 from engine.training.checkpoint_info import FORMAT_VERSION, CheckpointInfo
 
 PAPER = Path(__file__).parents[4] / "configs" / "pretrain" / "w2v_cmsc_rlm.yaml"
@@ -38,3 +41,35 @@ def test_a_run_that_has_stopped_early_does_not_go_on_unless_it_gets_more_patienc
         overrides = ["train.steps=9", "train.batch_size=8", "validation.every_steps=1", f"validation.patience={patience}"]
         state = _make_state(load_config(PretrainConfig, [PAPER], overrides), 100, stopped)
         assert (state.num_steps, state.num_worse) == (num_steps, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "chosen", "is_allowed"),
+    [
+        ("one", "one", True),
+        ("one", "link", True),  # the same folder
+        ("gone", "one", True),  # it may have been moved
+        ("runs/a/init_model", "runs/b/init_model", True),  # a run's folder that was renamed
+        ("one", "other", False),
+        ("random", "one", False),
+        ("one", "random", False),
+        (None, "one", False),  # checkpoints of older releases of pre-training
+        (None, "random", True),
+    ],
+)
+def test_a_run_resumes_with_the_initial_model_that_it_started_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None, chosen: str, is_allowed: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "other", "runs/a/init_model", "runs/b/init_model"):
+        Path(name).mkdir(parents=True)
+    Path("link").symlink_to("one")
+    config = load_config(PretrainConfig, [PAPER], [f"init_from={chosen}"])
+    resumed = replace(CHECKPOINT, config={} if given is None else {"init_from": given})
+    if is_allowed:
+        _check_start(config, resumed)
+        return
+    with pytest.raises(
+        UserError, match=f"a run with init_from={given or 'random'}, which cannot resume with init_from={chosen}: "
+    ):
+        _check_start(config, resumed)
