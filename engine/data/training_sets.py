@@ -57,13 +57,18 @@ class TrainingSet(Options):
         num_crops = dataset.manifest.crops_when(self.dataset)
         if num_crops is None:
             return None
-        counts = dataset.manifest.counts
-        parts = {split: np.arange(counts[split].crops) < num_crops[split] for split in dataset.splits}
-        existed = np.concatenate([*parts.values()])
+        existed = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), dtype=np.bool_)
+        for split in dataset.splits:
+            row = dataset.first_row(split)
+            existed[row : row + num_crops[split]] = True
         unknown = FoundCrops(np.zeros_like(existed), existed)
         if self.plan is None:
-            chosen = np.concatenate([part & (split == self.split) for split, part in parts.items()])
-            return FoundCrops(chosen, chosen) if self.split in parts else unknown
+            if self.split not in dataset.splits:
+                return unknown
+            row = dataset.first_row(self.split)
+            existed[:row] = False
+            existed[row + num_crops[self.split] :] = False
+            return FoundCrops(existed, existed)
         try:
             chosen = existed & read_shared_plan(dataset, self.plan).is_in(self.split)
         except ValueError:  # there is no such plan
@@ -87,10 +92,13 @@ class TrainedCrops:
     """
 
     def __init__(self, provenance: Mapping[str, object], dataset: Dataset) -> None:
-        self._found: dict[str, list[FoundCrops]] = {}
+        self._found: dict[str, FoundCrops] = {}
         for key in TRAINING_SETS:
-            found = [each.find(dataset) for each in read_training_sets(provenance.get(key))]
-            self._found[key] = [crops for crops in found if crops is not None]
+            for each in read_training_sets(provenance.get(key)):
+                crops = each.find(dataset)
+                if crops is not None:
+                    joined = self._found.get(key, crops)
+                    self._found[key] = FoundCrops(joined.known | crops.known, joined.possible | crops.possible)
 
     def describe_overlaps(self, crops: npt.NDArray[np.bool_]) -> list[str]:
         """Returns what warnings say about crops that the model was trained on, such as "was pre-trained on 3 crops".
@@ -100,14 +108,10 @@ class TrainedCrops:
         """
         phrases = []
         for key, found in self._found.items():
-            known, possible = (np.zeros_like(crops), np.zeros_like(crops))
-            for each in found:
-                known |= each.known
-                possible |= each.possible
-            num_known, is_possible = int((known & crops).sum()), (possible & crops).any()
-            if num_known or is_possible:
-                sure, unsure = _PHRASES[key]
-                phrases.append(sure.format(count(num_known, "crop")) if num_known else unsure)
+            num_known = int((found.known & crops).sum())
+            if num_known or (found.possible & crops).any():
+                known, unknown = _PHRASES[key]
+                phrases.append(known.format(count(num_known, "crop")) if num_known else unknown)
         return phrases
 
 
