@@ -34,7 +34,7 @@ class KnownCrops:
     @property
     def num_crops(self) -> int:
         """Number of crops."""
-        return sum(counts.crops for counts in self.dataset.manifest.counts.values())
+        return self.dataset.num_crops
 
     @property
     def num_patients(self) -> dict[str, int]:

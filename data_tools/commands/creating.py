@@ -278,7 +278,7 @@ def _convert(options: argparse.Namespace) -> int:
             dataset = Dataset.open(out)
         else:
             dataset = convert_dataset(options.dataset, out, options.format, options.compression, num_workers=options.workers)
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     size = sum(shard.size for shard in dataset.manifest.shards)
     print_line(
         f"{options.out}: {count(num_crops, 'crop')} in {count(len(dataset.manifest.shards), 'shard')}, {size / 1e9:.3f} GB"

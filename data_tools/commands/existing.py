@@ -83,7 +83,7 @@ def _verify(options: argparse.Namespace) -> int:
         print_line(f"{options.dataset}: {count(num_problems, 'problem')}")
         return _EXIT_PROBLEMS
     manifest = Dataset.open(options.dataset).manifest
-    num_crops = sum(counts.crops for counts in manifest.counts.values())
+    num_crops = manifest.num_crops
     print_line(f"{options.dataset}: no problems ({count(num_crops, 'crop')} in {count(len(manifest.shards), 'shard')})")
     return 0
 

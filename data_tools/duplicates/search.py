@@ -122,7 +122,7 @@ class DuplicateSearch:
         self._datasets = datasets
         self._min_correlation = min_correlation
         self._stores = [dataset.open_store() for dataset in datasets]
-        num_crops = [sum(counts.crops for counts in dataset.manifest.counts.values()) for dataset in datasets]
+        num_crops = [dataset.num_crops for dataset in datasets]
         self.counts = DuplicateCounts(dict(zip(locations, num_crops, strict=True)))
 
     def find(self) -> Iterator[pa.Table]:

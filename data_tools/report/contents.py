@@ -49,7 +49,7 @@ def contents_section(dataset: Dataset, contents: Contents) -> Section:
         rows.append([split, *(f"{number:,}" for number in numbers), _hours(num_samples)])
     caption = "Recordings, patients, 10-s crops and 5-s segments of each split and source"
     blocks: list[Block] = [Table(caption, ("", "recordings", "patients", "crops", "segments", "hours"), rows)]
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     leads = [(shorten_leads(names), num) for names, num in contents.leads]
     rates = [(f"{rate:g} Hz", num) for rate, num in contents.sampling_rates]
     for caption, counts in (("Recorded leads", leads), ("Sampling rates of the recordings", rates)):

@@ -53,7 +53,7 @@ def check_quality(dataset: Dataset) -> QualityLimits | None:
 
 
 def _sections(dataset: Dataset, num_examples: int) -> Iterator[Section]:
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     num_recordings = sum(counts.recordings for counts in dataset.manifest.counts.values())
     limits = check_quality(dataset)
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as samples:

@@ -58,7 +58,7 @@ def read_sample(dataset: Dataset, samples: duckdb.DuckDBPyConnection, num_exampl
     Raises:
         DatasetError: a crop cannot be read.
     """
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     step = max(1, -(-num_crops // _MAX_CROPS))
     store = dataset.open_store()
     sample = Sample()

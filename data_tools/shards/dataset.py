@@ -75,6 +75,11 @@ class Dataset:
         return self.manifest.fingerprint
 
     @property
+    def num_crops(self) -> int:
+        """Number of crops in all splits, which is the number of rows of samples.parquet."""
+        return self.manifest.num_crops
+
+    @property
     def location(self) -> str:
         """The folder or URL, for messages."""
         return display(self.path)

@@ -112,7 +112,7 @@ def describe_dataset(dataset: Dataset, num_labels: int = 20) -> Iterator[str]:
     size = sum(shard.size for shard in manifest.shards)
     yield f"{count(len(manifest.shards), 'shard')}, {size / 1e9:.3f} GB"
     yield ""
-    num_crops = sum(total.crops for total in manifest.counts.values())
+    num_crops = manifest.num_crops
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
         contents = read_contents(database)
     rows: list[list[object]] = []

@@ -163,6 +163,11 @@ class Manifest(_Part):
     fingerprint: _Sha256
     splits: PlansInfo | None = None
 
+    @property
+    def num_crops(self) -> int:
+        """Number of crops in all splits, which is the number of rows of samples.parquet."""
+        return sum(counts.crops for counts in self.counts.values())
+
     def with_fingerprint(self) -> "Manifest":
         """Returns the manifest with its own fingerprint."""
         return self.model_copy(update={"fingerprint": self.compute_fingerprint()})
@@ -181,18 +186,18 @@ class Manifest(_Part):
         """Returns the SHA-256 of the format and of the hashes of all shards in order."""
         return self._fingerprint_of(self.shards)
 
-    def crops_when(self, fingerprint: str) -> dict[str, int] | None:
+    def num_crops_at(self, fingerprint: str) -> dict[str, int] | None:
         """Returns how many crops each split had when the dataset had a fingerprint, now or before an addition.
 
         These are the first crops of the split. ``None``: the dataset never had this fingerprint.
         """
         if fingerprint == self.fingerprint:
             return {split: counts.crops for split, counts in self.counts.items()}
-        return self._crops_before_additions.get(fingerprint)
+        return self._num_crops_before_additions.get(fingerprint)
 
     @cached_property
-    def _crops_before_additions(self) -> dict[str, dict[str, int]]:
-        """The crops of each split before each addition, by the dataset's fingerprint at that time."""
+    def _num_crops_before_additions(self) -> dict[str, dict[str, int]]:
+        """Numbers of crops of each split before each addition, by the dataset's fingerprint at that time."""
         by_split = {split: [shard for shard in self.shards if shard.split == split] for split in self.counts}
         states = {}
         for addition in self.additions:

@@ -122,7 +122,7 @@ def held_out(dataset: Dataset, read: Callable[[Dataset, str], PlanRows] = read_p
     Raises:
         DatasetError: the table cannot be read.
     """
-    result = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), np.bool_)
+    result = np.zeros(dataset.num_crops, np.bool_)
     for name, plan in plans_info(dataset).plans.items():
         if plan.held_out:
             result |= read(dataset, name).is_in(*plan.held_out)

@@ -81,7 +81,7 @@ def check_samples(path: Path, manifest: Manifest) -> Iterator[str]:
         DatasetError: the table cannot be read.
         OSError: a scratch file cannot be written.
     """
-    with open_samples(path, sum(counts.crops for counts in manifest.counts.values())) as database:
+    with open_samples(path, manifest.num_crops) as database:
         ((num_repeated, example),) = database.execute(_REPEATED_KEYS).fetchall()
         if num_repeated:
             yield f"{SAMPLES_FILE}: {num_repeated} keys occur more than once, such as {example}"

@@ -76,7 +76,7 @@ def open_cohort(dataset: Dataset, patients: pa.Table | None) -> Iterator[duckdb.
         PlanError: no recording is in the table of patients.
     """
     info = plans_info(dataset)
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     with open_samples(dataset.path / SAMPLES_FILE, num_crops) as database:
         known = _PATIENTS.empty_table() if patients is None else patients
         database.register("table_of_patients", known)

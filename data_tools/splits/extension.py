@@ -37,7 +37,7 @@ def extend_plans(dataset: Dataset, out: Path) -> PlansInfo | None:
     if info is None:
         return None
     schema = read_schema(dataset.path / info.file)
-    num_crops = sum(counts.crops for counts in dataset.manifest.counts.values())
+    num_crops = dataset.num_crops
     temporary = out / ".splits.parquet.tmp"
     with open_samples(out / SAMPLES_FILE, num_crops) as database:
         database.read_parquet(glob.escape(str(dataset.path / info.file))).create_view("plans")

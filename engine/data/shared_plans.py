@@ -16,5 +16,5 @@ def read_shared_plan(dataset: Dataset, name: str) -> PlanRows:
         return {"codes": rows.codes} | ({} if rows.segments is None else {"segments": rows.segments})
 
     key = ["plan", _VERSION, name, plans_info(dataset).model_dump(mode="json")]
-    arrays = share_arrays(key, sum(counts.crops for counts in dataset.manifest.counts.values()), make)
+    arrays = share_arrays(key, dataset.num_crops, make)
     return PlanRows(f"{dataset.location}: plan '{name}'", splits, arrays["codes"], arrays.get("segments"))

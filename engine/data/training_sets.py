@@ -57,7 +57,7 @@ class TrainingSet(Options):
         num_crops = dataset.manifest.crops_when(self.dataset)
         if num_crops is None:
             return None
-        existed = np.zeros(sum(counts.crops for counts in dataset.manifest.counts.values()), dtype=np.bool_)
+        existed = np.zeros(dataset.num_crops, dtype=np.bool_)
         for split in dataset.splits:
             row = dataset.first_row(split)
             existed[row : row + num_crops[split]] = True

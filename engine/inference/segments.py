@@ -58,7 +58,7 @@ class SegmentSet:
 
     def describe_overlaps(self, config: ModelConfig) -> list[str]:
         """Returns what warnings say about crops that a model was trained on, see :class:`TrainedCrops`."""
-        chosen = np.zeros(sum(counts.crops for counts in self.dataset.manifest.counts.values()), dtype=np.bool_)
+        chosen = np.zeros(self.dataset.num_crops, dtype=np.bool_)
         chosen[self.row] = True
         return TrainedCrops(config.provenance, self.dataset).describe_overlaps(chosen)
 

@@ -91,7 +91,7 @@ def read_labels(dataset: Dataset, options: LabelOptions, splits: Sequence[str | 
 
     key = ["labels", _VERSION, dataset.fingerprint, dataset.manifest.tables[SAMPLES_FILE].sha256, list(splits)]
     key += [options.scheme, options.kind, list(options.columns), _identify_table(options)]
-    arrays = share_arrays(key, sum(counts.crops for counts in dataset.manifest.counts.values()), make)
+    arrays = share_arrays(key, dataset.num_crops, make)
     definition = LabelDefinition.from_json(json.loads(arrays["definition"].tobytes()), dataset.location)
     return {
         split: CropLabels(definition, arrays[f"labeled-{number}"], arrays[f"values-{number}"])
