@@ -1,10 +1,13 @@
 """The positional convolution: every implementation is the same function, and so are its gradients."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn import functional
 
 from engine.models.positional import PositionalConvolution
 from engine.models.positional_implementations import IMPLEMENTATIONS, PositionalImplementation, choose_implementation
@@ -79,12 +82,22 @@ def test_rounding_errors_are_no_larger_than_the_librarys(implementation: Positio
         assert_near(ours, theirs, dtype)
 
 
-@pytest.mark.parametrize("implementation", ["conv1d", "conv2d"])
-def test_small_groups_are_convolved_in_fp32_on_a_cpu(implementation: PositionalImplementation) -> None:
-    x, weight, bias = (torch.randn(shape).bfloat16() for shape in [(2, 40, 32), (32, 8, 8), (32,)])
-    y = IMPLEMENTATIONS[implementation](x, weight, bias, 4)
-    expected = IMPLEMENTATIONS[implementation](x.float(), weight.float(), bias.float(), 4)
-    assert torch.equal(y, expected.bfloat16())
+@pytest.mark.parametrize("name", ["conv1d", "conv2d"])
+@pytest.mark.parametrize(("group_width", "dtype"), [(8, torch.float32), (16, torch.bfloat16)])
+def test_small_groups_are_convolved_in_fp32_on_a_cpu(
+    monkeypatch: pytest.MonkeyPatch, name: PositionalImplementation, group_width: int, dtype: torch.dtype
+) -> None:
+    library = mock.Mock(wraps=getattr(functional, name))
+    monkeypatch.setattr(functional, name, library)
+    x, weight, bias = (
+        torch.randn(shape).bfloat16()
+        for shape in [(2, 40, 4 * group_width), (4 * group_width, group_width, 8), (4 * group_width,)]
+    )
+    y = IMPLEMENTATIONS[name](x, weight, bias, 4)
+    assert [tensor.dtype for tensor in library.call_args.args] == [dtype] * 3
+    expected = IMPLEMENTATIONS[name](x.double(), weight.double(), bias.double(), 4)
+    assert y.dtype == torch.bfloat16
+    assert_near(y, expected, torch.bfloat16)
 
 
 def assert_near(ours: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
