@@ -149,13 +149,14 @@ class CropStore(SampleStore):
         segments, in_plan, needs_label = None, None, chosen is not None
         if plan is not None:
             rows = read_shared_plan(dataset, plan)
-            segments = rows.segments
-            in_plan = rows.is_in(split)
-            chosen = in_plan if chosen is None else in_plan & chosen
-        if chosen is not None:
+            segments, in_plan = rows.segments, rows.is_in(split)
+            self.fingerprint = fingerprint_of(dataset.fingerprint, in_plan)
+        self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": self.fingerprint}
+        if chosen is None:
+            chosen = in_plan
+        else:
+            chosen = chosen if in_plan is None else in_plan & chosen
             self.fingerprint = fingerprint_of(dataset.fingerprint, chosen)
-        crops = dataset.fingerprint if in_plan is None else fingerprint_of(dataset.fingerprint, in_plan)
-        self.origin = {"dataset": dataset.fingerprint, "plan": plan, "split": split, "crops": crops}
         self._dataset = dataset
         self._shards = dataset.open_store((split,) if plan is None else dataset.splits)
         index = open_index(dataset, self._shards, Selection(split, plan, unit, chosen, segments, self.fingerprint))
