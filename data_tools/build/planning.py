@@ -203,7 +203,7 @@ def make_plan(
     """
     num_crops = sum(index_path(staging, chunk).stat().st_size for chunk in range(num_chunks)) // INDEX_DTYPE.itemsize
     num_crops += 0 if known is None else known.num_crops
-    num_crops += sum(counts.crops for other in others for counts in other.manifest.counts.values())
+    num_crops += sum(other.num_crops for other in others)
     with scratch_database(staging, num_crops) as database:
         schema = _to_batch(np.empty(0, INDEX_DTYPE), np.empty(0, np.int64), 0).schema
         database.register("staged", pa.RecordBatchReader.from_batches(schema, _read_indexes(staging, num_chunks)))
