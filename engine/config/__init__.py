@@ -8,7 +8,7 @@ loading.py    reads files and overrides
 printing.py   writes a configuration as commented YAML
 """
 
-from engine.config.base import OptimizerOptions, ParameterGroup, RunConfig
+from engine.config.base import RANDOM, OptimizerOptions, ParameterGroup, RunConfig
 from engine.config.finetune import FinetuneConfig
 from engine.config.loading import load_config
 from engine.config.pretrain import PretrainConfig
@@ -16,6 +16,7 @@ from engine.config.printing import to_yaml
 from engine.config.schedules import SCHEDULES
 
 __all__ = [
+    "RANDOM",
     "SCHEDULES",
     "FinetuneConfig",
     "OptimizerOptions",

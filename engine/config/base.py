@@ -1,7 +1,7 @@
 """Options of all runs: data, model, precision, optimizer, length, checkpoints and logging."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -189,6 +189,10 @@ class LoggingOptions(Options):
     """Weights & Biases project; null: off."""
 
 
+RANDOM: Final = "random"
+"""The ``init_from`` of a run that starts from random weights."""
+
+
 class RunConfig(Options):
     """Base of all run configurations."""
 
@@ -205,6 +209,10 @@ class RunConfig(Options):
     """Dataset and loader."""
     model: EncoderOptions = EncoderOptions()
     """Architecture of the encoder."""
+    init_from: str = RANDOM
+    """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
+    fairseq-signals; or random. Unless random, the architecture is the model's, of which ``model`` may change the dropouts,
+    drop_path, output_layers and feature_grad_scale."""
     compute: RunComputeOptions = RunComputeOptions()
     """Implementation choices; none changes the results beyond rounding."""
     optimizer: OptimizerOptions = OptimizerOptions()

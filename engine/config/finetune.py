@@ -64,10 +64,8 @@ else:
 class FinetuneConfig(RunConfig):
     """Configuration of a fine-tuning run."""
 
-    init_from: str
-    """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
-    fairseq-signals; or random. Unless random, the architecture is the model's, of which ``model`` may change the dropouts,
-    drop_path, output_layers and feature_grad_scale."""
+    # Required: random weights are a baseline, which must be chosen explicitly.
+    init_from: str = Field(description=RunConfig.model_fields["init_from"].description)
     task: TaskChoice
     """Task and its options: labels or identification."""
     mode: Literal["full", "head", "lora"] = "full"

@@ -17,11 +17,6 @@ else:
 class PretrainConfig(RunConfig):
     """Configuration of a pre-training run."""
 
-    init_from: str = "random"
-    """Initial weights: the folder of a model, of a run (its best checkpoint, or its newest) or of a checkpoint; a .pt file of
-    fairseq-signals; or random. Unless random, the architecture is the model's, of which ``model`` may change the dropouts,
-    drop_path, output_layers and feature_grad_scale, and ``leads`` must be the model's. The weights of the objective are loaded
-    too if the model has them."""
     objective: ObjectiveChoice
     """Pre-training objective and its options."""
     sample_unit: SampleUnit = "crop"

@@ -54,7 +54,7 @@ class TrainingSet(Options):
         Returns:
             The crops; ``None`` if the set is of another dataset.
         """
-        num_crops = dataset.manifest.crops_when(self.dataset)
+        num_crops = dataset.manifest.num_crops_at(self.dataset)
         if num_crops is None:
             return None
         existed = np.zeros(dataset.num_crops, dtype=np.bool_)

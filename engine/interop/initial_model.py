@@ -8,18 +8,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from engine.config import FinetuneConfig, PretrainConfig
+from engine.config import RANDOM, RunConfig
 from engine.interop.fairseq import import_fairseq
 from engine.interop.zero_checkpoint import import_checkpoint
 from engine.models.hub import WEIGHTS_FILE
 from engine.models.model_config import CONFIG_FILE, read_config
 from engine.models.model_folder import INITIAL_MODEL_FOLDER, MODEL_FOLDER
 from engine.options import UserError
-from engine.tasks.initial_model import RANDOM
 from engine.training.checkpoint_info import FOLDER_NAME, CheckpointInfo, read_info
 from engine.training.distributed import Ranks
 
-_Config = TypeVar("_Config", FinetuneConfig, PretrainConfig)
+_Config = TypeVar("_Config", bound=RunConfig)
 
 
 def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
@@ -31,7 +30,8 @@ def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
         program: name of the script, for its messages.
 
     Raises:
-        UserError: see :func:`resolve_initial_model`; or a machine has another model. The same on every rank.
+        UserError: see :func:`resolve_initial_model`; or the model is missing on a machine, or another one. The same on every
+            rank.
     """
     if config.init_from == RANDOM:
         return config
@@ -41,14 +41,13 @@ def find_initial_model(config: _Config, ranks: Ranks, program: str) -> _Config:
         sys.stderr.writelines(f"{program}: {note}\n" for note in notes)
     models = ranks.gather(ranks.on_each_machine(lambda: _identify(folder)))
     if len(set(models)) > 1:
-        raise UserError(f"init_from: {folder} is not the same model on all machines: copy it to each of them again")
+        raise UserError(f"init_from: {folder} differs between the machines: copy the same model to all of them")
     return config.model_copy(update={"init_from": str(folder)})
 
 
-def _identify(folder: Path) -> tuple[bytes, int]:
+def _identify(folder: Path) -> tuple[str, int]:
     """Returns the configuration of a model and the size of its weights."""
-    read_config(folder)
-    return (folder / CONFIG_FILE).read_bytes(), (folder / WEIGHTS_FILE).stat().st_size
+    return read_config(folder).model_dump_json(), (folder / WEIGHTS_FILE).stat().st_size
 
 
 def resolve_initial_model(source: Path, output_dir: Path) -> tuple[Path, list[str]]:

@@ -18,14 +18,14 @@ from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import describe_split
-from engine.config import FinetuneConfig
+from engine.config import RANDOM, FinetuneConfig
 from engine.counter_rng import fold_key, random_bits
 from engine.data import Batch, CropStore, Split, TrainedCrops, find_leads, join_training_sets, read_shared_plan
 from engine.models import Encoder, ModelConfig, flops_per_segment, load
 from engine.models.lora import add_lora, load_encoder, merge_lora
 from engine.models.normalization import standardize
 from engine.options import UserError
-from engine.tasks.initial_model import RANDOM, initial_config, resolve_architecture
+from engine.tasks.initial_model import initial_config, resolve_architecture
 from engine.tasks.protocol import Task
 
 
@@ -158,7 +158,7 @@ class FinetuningTask(Task):
         Raises:
             UserError: ``model`` changes a size of the initial model, or both ``optimizer.groups`` and the recipe set groups.
         """
-        config = config.model_copy(update={"model": resolve_architecture(config)})
+        config = config.model_copy(update={"model": resolve_architecture(config, initial_config(config))})
         groups = config.encoder_groups()
         if not groups or groups == config.optimizer.groups:
             return config
@@ -257,8 +257,8 @@ def choose_crops(config: FinetuneConfig, dataset: Dataset, split: str, rows: NDA
         split: the split's name.
         rows: the crops, numbered as in :attr:`CropStore.crop`; they may repeat.
     """
-    counts, plan = dataset.manifest.counts, config.data.plan
-    num_crops = counts[split].crops if plan is None else sum(count.crops for count in counts.values())
+    plan = config.data.plan
+    num_crops = dataset.manifest.counts[split].crops if plan is None else dataset.num_crops
     chosen = np.zeros(num_crops, dtype=np.bool_)
     chosen[rows] = True
     return CropStore(dataset, split, plan=plan, unit="segment", chosen=chosen)

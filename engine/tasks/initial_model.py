@@ -4,13 +4,12 @@ from pathlib import Path
 
 from data_tools.leads import LEADS
 from data_tools.recording import SAMPLING_RATE
-from engine.config import FinetuneConfig, PretrainConfig
+from engine.config import RANDOM, RunConfig
 from engine.data import find_leads
 from engine.models import EncoderOptions, ModelConfig
 from engine.models.model_config import read_config
 from engine.options import UserError
 
-RANDOM = "random"
 # Options of a trained encoder that may be changed: they affect no weight's shape or meaning.
 _CHANGEABLE = {
     "feature_grad_scale",
@@ -24,7 +23,7 @@ _CHANGEABLE = {
 }
 
 
-def initial_config(config: FinetuneConfig | PretrainConfig) -> ModelConfig:
+def initial_config(config: RunConfig) -> ModelConfig:
     """Returns the configuration of the model to start from.
 
     Raises:
@@ -42,15 +41,15 @@ def initial_config(config: FinetuneConfig | PretrainConfig) -> ModelConfig:
     return initial
 
 
-def resolve_architecture(config: FinetuneConfig | PretrainConfig) -> EncoderOptions:
-    """Returns the architecture of the model to start from, with the options that ``model`` changes.
+def resolve_architecture(config: RunConfig, initial: ModelConfig) -> EncoderOptions:
+    """Returns the architecture of a run that starts from ``initial``: the model's, with the options that the run changes.
 
     Raises:
         UserError: ``model`` contradicts it.
     """
     if config.init_from == RANDOM:
         return config.model
-    architecture = initial_config(config).encoder
+    architecture = initial.encoder
     chosen = {name: getattr(config.model, name) for name in config.model.model_fields_set}
     for name, value in chosen.items():
         given = getattr(architecture, name)

@@ -12,7 +12,7 @@ from data_tools.leads import LEADS
 from data_tools.recording import SEGMENT_SAMPLES
 from data_tools.shards.dataset import Dataset
 from data_tools.shards.plans import held_out, plans_info
-from engine.config import PretrainConfig
+from engine.config import RANDOM, PretrainConfig
 from engine.data import (
     TRAINING_SETS,
     Batch,
@@ -35,7 +35,7 @@ from engine.objectives.protocol import LOSS_BY_SEGMENT
 from engine.options import UserError
 from engine.tasks.dataset_metrics import divide_by_shares, metrics_of_datasets
 from engine.tasks.evaluators import Evaluator, MeanEvaluator
-from engine.tasks.initial_model import RANDOM, initial_config, resolve_architecture
+from engine.tasks.initial_model import initial_config, resolve_architecture
 from engine.tasks.protocol import StepOutput, Task
 
 
@@ -95,7 +95,7 @@ class PretrainingTask(Task):
                 f"init_from: {config.init_from} needs normalized input ({initial.normalization}), which pre-training does not "
                 "support: choose another model"
             )
-        return config.model_copy(update={"model": resolve_architecture(config)})
+        return config.model_copy(update={"model": resolve_architecture(config, initial)})
 
     @classmethod
     def notices(cls, config: PretrainConfig, dataset: Dataset) -> list[str]:
@@ -141,11 +141,11 @@ class PretrainingTask(Task):
         given = {_without_objective(name): tensor for name, tensor in initial.objective_weights.items()}
         weights = {name: given[_without_objective(name)] for name in expected if _without_objective(name) in given}
         if len(weights) < len(expected):
-            return [f"init_from: {self._init_from} has no weights for the objective {self.name}, so these are random"]
+            return [f"init_from: {self._init_from} contains no weights of objective {self.name}; they are initialized randomly"]
         try:
             check_shapes(self._init_from, weights, expected)
         except UserError as error:
-            raise UserError(f"init_from: {error}: set the objective's options to those of the model") from None
+            raise UserError(f"init_from: {error}; set the options of objective to the model's") from None
         self.model.objective.load_state_dict(weights)
         return []
 

@@ -5,11 +5,10 @@ import sys
 from pathlib import Path
 
 from data_tools.files import write_text
-from engine.config import RunConfig, to_yaml
+from engine.config import RANDOM, RunConfig, to_yaml
 from engine.models.model_folder import INITIAL_MODEL_FOLDER, RUN_CONFIG_FILE
 from engine.options import UserError
 from engine.tasks import Task
-from engine.tasks.initial_model import RANDOM
 from engine.training.checkpoint import Checkpoints
 from engine.training.checkpoint_info import CheckpointInfo, check_matches
 from engine.training.data import check_leads, make_loaders, open_sources, open_splits
@@ -58,9 +57,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
         background=config.checkpoint.background,
     )
     resumed = _find_checkpoint(config, checkpoints)
-    if resumed is not None:
-        info = resumed[1]
-        ranks.on_main_rank(lambda: _check_start(config, info))
+    ranks.on_main_rank(lambda: _check_start(config, resumed))
     config, memory = resolve_micro_batch_size(
         config, lambda: task_class(config, splits), ranks, resumed[1] if resumed else None
     )
@@ -68,7 +65,7 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     task = task_class(config, splits)
     if resumed:
         check_matches(*resumed, task.model)
-        task.provenance = resumed[1].provenance
+        task.provenance = resumed[1].provenance  # that of the weights, wherever the model is now
     else:
         notes = task.initialize()
         ranks.on_main_rank(lambda: sys.stderr.writelines(f"{note}\n" for note in notes))
@@ -85,22 +82,25 @@ def build_trainer(config: RunConfig, ranks: Ranks, task_class: type[Task]) -> Tr
     return trainer
 
 
-def _check_start(config: RunConfig, resumed: CheckpointInfo) -> None:
-    """Checks that ``init_from`` is what a resumed run started from; a model that is no longer there may have been moved.
+def _check_start(config: RunConfig, resumed: tuple[Path, CheckpointInfo] | None) -> None:
+    """Checks that ``init_from`` is what the resumed run started from; a model that is no longer there may have been moved.
 
     Raises:
-        UserError: it is another model, whose leads, normalization and provenance may be others too.
+        UserError: it is another model, whose leads, normalization and provenance may differ.
     """
-    chosen, given = (str(value) for value in (getattr(config, "init_from", RANDOM), resumed.config.get("init_from", RANDOM)))
-    if chosen == given:
+    if resumed is None:
         return
-    if RANDOM not in (chosen, given):
-        were_converted = Path(chosen).name == Path(given).name == INITIAL_MODEL_FOLDER
-        if were_converted or not Path(given).exists() or Path(given).samefile(chosen):
+    path, info = resumed
+    started, chosen = str(info.config.get("init_from", RANDOM)), config.init_from
+    if chosen == started:
+        return
+    if RANDOM not in (chosen, started):
+        were_converted = Path(chosen).name == Path(started).name == INITIAL_MODEL_FOLDER
+        if were_converted or not Path(started).exists() or Path(started).samefile(chosen):
             return
     raise UserError(
-        f"{config.output_dir}: contains a run with init_from={given}, which cannot resume with init_from={chosen}: set another "
-        f"output_dir, or init_from={given} to resume"
+        f"{path}: the run started with init_from={started}, so it cannot resume with init_from={chosen}: set "
+        f"init_from={started} to resume, or another output_dir to start a new run"
     )
 
 

@@ -19,7 +19,7 @@ from data_tools.command_line import Parser
 from data_tools.files import lock_file
 from data_tools.shards.manifest import DatasetError
 from data_tools.validation import first_line
-from engine.config import RunConfig, load_config, to_yaml
+from engine.config import RANDOM, RunConfig, load_config, to_yaml
 from engine.device import select_device
 from engine.models.model_folder import INITIAL_MODEL_FOLDER
 from engine.options import RankError, UserError
@@ -45,7 +45,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         description: one line for ``--help``.
         example: an example command for ``--help``.
         prepare: chooses the task from the configuration, and may change the configuration; all ranks call it together, after
-            the run's folder has been locked. ``None``: the task is ``task_class``.
+            the run's folder has been locked. ``None``: the task is ``task_class``, which does not support ``init_from``.
 
     Returns:
         The exit status: 0 after success, 2 after a user's mistake, 143 after a signal and a saved checkpoint. After errors
@@ -68,7 +68,7 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         _wait_for_rank_0()
         return _fail(program, error)
     try:
-        _train(config, ranks, prepare or (lambda config, _: (task_class, config)))
+        _train(config, ranks, prepare or _prepare_random(task_class))
         status = 0
     except TrainingStoppedError as stopped:
         _fail(program, stopped, report=ranks.is_main)
@@ -93,6 +93,17 @@ def run_script(task_class: type[Task], *, prog: str, description: str, example: 
         exit_process(1)
     destroy_process_group()
     return status
+
+
+def _prepare_random(task_class: type[Task]) -> Prepare:
+    """Returns the ``prepare`` of a script whose task always starts from random weights."""
+
+    def prepare(config: RunConfig, _: Ranks) -> tuple[type[Task], RunConfig]:
+        if config.init_from != RANDOM:
+            raise UserError("init_from: this script always starts from random weights: remove it")
+        return task_class, config
+
+    return prepare
 
 
 def _is_main_rank() -> bool:

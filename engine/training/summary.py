@@ -12,11 +12,10 @@ import torch
 from matplotlib.figure import Figure
 
 from data_tools.files import atomic_write, write_text
-from engine.config import RunConfig
+from engine.config import RANDOM, RunConfig
 from engine.data import MixtureStore
 from engine.evaluation.results import TITLES
 from engine.models.model_folder import MODEL_FOLDER
-from engine.tasks.initial_model import RANDOM
 from engine.training.metric_writers import ACCURACY, CHANCE, describe_accuracies, describe_validation, read_rows, select
 from engine.training.throughput import device_name
 from engine.training.trainer import Trainer
@@ -84,8 +83,7 @@ def describe_run(trainer: Trainer, memory: str) -> str:
 
 
 def _initial_weights(config: RunConfig) -> str:
-    initial = getattr(config, "init_from", RANDOM)
-    return "random weights" if initial == RANDOM else f"the weights of {initial}"
+    return "random weights" if config.init_from == RANDOM else f"the weights of {config.init_from}"
 
 
 def _describe_sources(trainer: Trainer) -> str:

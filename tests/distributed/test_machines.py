@@ -201,7 +201,7 @@ def test_initial_models_that_differ_between_machines_are_refused(tmp_path: Path)
     shutil.rmtree(other / "model")
     save_tiny_encoder(other / "model", provenance={"source": "another"})
     messages = run_ranks(find_copies, 4, [str(one), str(other)])
-    assert messages == ["init_from: model is not the same model on all machines: copy it to each of them again"] * 4
+    assert messages == ["init_from: model differs between the machines: copy the same model to all of them"] * 4
     (other / "model" / "model.safetensors").unlink()
     messages = run_ranks(find_copies, 4, [str(one), str(other)])
     assert all(message.startswith(f"{socket.gethostname()}: model/model.safetensors: ") for message in messages)

@@ -70,7 +70,9 @@ def test_a_run_starts_from_all_weights_of_its_objective(tmp_path: Path, objectiv
 def test_weights_of_an_objective_without_any_in_the_model_are_random(tmp_path: Path) -> None:
     save_tiny_classifier(tmp_path / "model")
     task, notes = start(tmp_path / "model")
-    assert notes == [f"init_from: {tmp_path / 'model'} has no weights for the objective w2v_cmsc, so these are random"]
+    assert notes == [
+        f"init_from: {tmp_path / 'model'} contains no weights of objective w2v_cmsc; they are initialized randomly"
+    ]
     random = PretrainingTask(task_config := PretrainingTask.resolve_config(config(tmp_path / "model"))).model.objective
     assert task_config.model == load(tmp_path / "model").config.encoder
     assert are_equal(task.model.objective.state_dict(), random.state_dict())
@@ -115,7 +117,9 @@ def test_weights_of_the_objective_must_have_its_shapes(tmp_path: Path) -> None:
     content = config(tmp_path / "model", "w2v").model_dump(exclude={"model"})
     content["objective"]["final_width"] = 8
     task = PretrainingTask(PretrainingTask.resolve_config(PretrainConfig.model_validate(content)))
-    with pytest.raises(UserError, match=r"context_projection\.bias .*has shape \[16\], expected \[8\]: set the objective"):
+    with pytest.raises(
+        UserError, match=r"context_projection\.bias .*has shape \[16\], expected \[8\]; set the options of objective"
+    ):
         task.initialize()
 
 

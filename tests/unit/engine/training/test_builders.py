@@ -66,10 +66,10 @@ def test_a_run_resumes_with_the_initial_model_that_it_started_from(
     Path("link").symlink_to("one")
     config = load_config(PretrainConfig, [PAPER], [f"init_from={chosen}"])
     resumed = replace(CHECKPOINT, config={} if given is None else {"init_from": given})
+    path = Path("out/checkpoints/step-00000005")
     if is_allowed:
-        _check_start(config, resumed)
+        _check_start(config, (path, resumed))
         return
-    with pytest.raises(
-        UserError, match=f"a run with init_from={given or 'random'}, which cannot resume with init_from={chosen}: "
-    ):
-        _check_start(config, resumed)
+    message = f"started with init_from={given or 'random'}, so it cannot resume with init_from={chosen}: "
+    with pytest.raises(UserError, match=message):
+        _check_start(config, (path, resumed))
